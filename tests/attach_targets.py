@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from waiting import line_of
+
 from aitop.attach.ways.gdb import fault_of_gdb
 
 STAND_IN = (
@@ -129,11 +131,11 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "",
     ),
     "vector": (
-        "import torch; torch.set_num_threads(1); torch.manual_seed(1)\n"
-        "x, y = torch.randn(200_000), torch.randn(200_000)\n"
-        "n, m = x.double().numpy(), torch.randn(96, 96).numpy()\n"
-        "def f(): return (torch.exp(x) * y).double().cumsum(0)[-1].item(), torch.dot(x, y).item(), "
-        "torch.sin(x).sum().item(), float((n * n).sum()), float((m @ m).sum())\n"
+        "import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'; import numpy\n"
+        "def normal(*shape): return numpy.random.default_rng(1).standard_normal(shape).astype('float32')\n"
+        "x, y, m = normal(50_000), normal(2, 50_000)[1], normal(96, 96); n = x.astype(float)\n"
+        "def f(): return (float((numpy.exp(x) * y).astype(float).cumsum()[-1]), float(numpy.dot(x, y)), "
+        "float(numpy.sin(x).sum()), float((n * n).sum()), float((m @ m).sum()))\n"
         "ref = f()",
         "    bad += f() != ref",
         "",
@@ -204,9 +206,11 @@ class Victim:
             text=True,
             **more,  # type: ignore[call-overload]
         )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line == "ready\n", line + self.process.communicate()[1]
+        if (line := line_of(self.process)) != "ready\n":
+            self.process.kill()
+            complaint = self.process.communicate()[1]
+            self._folder.cleanup()
+            raise AssertionError(f"it is not ready: {line}{complaint}")
 
     @property
     def pid(self) -> int:
@@ -238,6 +242,15 @@ class Victim:
         self.process.kill()
         self.process.communicate()
         self._folder.cleanup()
+
+
+def unharmed(victim: Victim) -> None:
+    """The target went on, ended by itself with right results, and nothing of ours was left in it or on disk."""
+    assert victim.goes_on()
+    code, out, err = victim.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("bad 0 same True"), out
+    assert leftovers(victim.pid) == []
 
 
 def why_no_gdb() -> str | None:

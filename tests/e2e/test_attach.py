@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attach_targets import STAND_IN, Victim, leftovers
+from attach_targets import STAND_IN, Victim, leftovers, unharmed
 from interpreters import interpreters
+from waiting import until
 
 from aitop.attach.attempt import WAYS, Attempt, Limit
 from aitop.attach.entrance import Attachment, deliver, install, remove, settled
@@ -26,8 +27,12 @@ from aitop.attach.refusal import AttachRefused, WaitingForTarget
 from aitop.attach.ways import TargetProcess
 from aitop.attach.ways.signal_frame import SYS_POLL, Call, call_in_main_thread
 from aitop.attach.ways.stopped_thread import StoppedThread, in_own_thread
+from aitop.sources import procfs
 
 pytestmark = [pytest.mark.e2e, pytest.mark.early]
+
+Start = Callable[..., subprocess.Popen[str]]
+END_SECONDS = 60.0
 
 
 def put_in(pid: int, timeout: float = 60.0) -> Attachment:
@@ -36,28 +41,6 @@ def put_in(pid: int, timeout: float = 60.0) -> Attachment:
 
 def take_out(pid: int, timeout: float = 60.0) -> Attachment:
     return deliver(pid, "remove", (), timeout=timeout, torch=False)
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Victim]]:
-    victims: list[Victim] = []
-
-    def begin(kind: str, **more: object) -> Victim:
-        victims.append(Victim(kind, **more))
-        return victims[-1]
-
-    yield begin
-    for victim in victims:
-        victim.kill()
-
-
-def unharmed(victim: Victim) -> None:
-    """The target went on, ended by itself with right results, and nothing of ours was left in it or on disk."""
-    assert victim.goes_on()
-    code, out, err = victim.end()
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1].startswith("bad 0 same True"), out
-    assert leftovers(victim.pid) == []
 
 
 @pytest.mark.parametrize(
@@ -76,8 +59,8 @@ def unharmed(victim: Victim) -> None:
         ("vector", 20),
     ],
 )
-def test_in_and_out_again_and_again(start: Callable[..., Victim], kind: str, cycles: int) -> None:
-    victim = start(kind)
+def test_in_and_out_again_and_again(start_victim: Callable[..., Victim], kind: str, cycles: int) -> None:
+    victim = start_victim(kind)
     for _ in range(cycles):
         assert put_in(victim.pid).answer == "installed"
         assert take_out(victim.pid).answer == "removed"
@@ -85,17 +68,17 @@ def test_in_and_out_again_and_again(start: Callable[..., Victim], kind: str, cyc
 
 
 @pytest.mark.parametrize(("kind", "same"), [("opening", True), ("leaking", False)])
-def test_only_what_stays_open_counts_as_left(start: Callable[..., Victim], kind: str, same: bool) -> None:
+def test_only_what_stays_open_counts_as_left(start_victim: Callable[..., Victim], kind: str, same: bool) -> None:
     """Of the targets by themselves: nothing is put in."""
     for _ in range(3):
-        victim = start(kind)
+        victim = start_victim(kind)
         assert victim.goes_on()
         _, out, _ = victim.end()
         assert out.splitlines()[-1].startswith(f"bad 0 same {same}"), out
 
 
-def test_a_second_install_finds_the_first(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
+def test_a_second_install_finds_the_first(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
     assert [put_in(victim.pid).answer for _ in range(2)] == ["installed", "already"]
     assert [take_out(victim.pid).answer for _ in range(2)] == ["removed", "absent"]
     unharmed(victim)
@@ -107,8 +90,8 @@ TORN = (
 )
 
 
-def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
+def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
     done = deliver(victim.pid, "install", TORN, timeout=60, torch=False)
     assert done.answer.startswith("error: ImportError: cannot import name 'NOT_WRITTEN_YET'")
     assert refusal_of(lambda: settled(victim.pid, done)).state == "failed"
@@ -116,15 +99,15 @@ def test_a_hook_whose_files_do_not_fit_each_other_leaves_nothing(start: Callable
     unharmed(victim)
 
 
-def test_losses_are_the_same_bit_for_bit(start: Callable[..., Victim]) -> None:
-    touched = start("training")
+def test_losses_are_the_same_bit_for_bit(start_victim: Callable[..., Victim]) -> None:
+    touched = start_victim("training")
     cycles = 0
     while cycles < 10 or touched.ticks() < 60:
         put_in(touched.pid)
         take_out(touched.pid)
         cycles += 1
     results = [touched.end()]
-    plain = start("training", env={**os.environ, "STEPS": str(results[0][1].count("0x"))})
+    plain = start_victim("training", env={**os.environ, "STEPS": str(results[0][1].count("0x"))})
     results.append(plain.finish(timeout=60))
     losses = [out.splitlines()[0] for _, out, _ in results]
     assert losses[0].startswith("losses") and losses[0] == losses[1]
@@ -150,8 +133,8 @@ for _ in range(25):
 
 
 @pytest.mark.parametrize("kind", ["busy", "allocating"])
-def test_an_injector_killed_in_flight_does_no_harm(start: Callable[..., Victim], kind: str) -> None:
-    victim = start(kind)
+def test_an_injector_killed_in_flight_does_no_harm(start_victim: Callable[..., Victim], kind: str) -> None:
+    victim = start_victim(kind)
     tests = str(Path(__file__).parents[1])
     subprocess.run([sys.executable, "-c", KILLED_IN_FLIGHT, str(victim.pid), tests], check=True, timeout=60)
     assert victim.goes_on()
@@ -161,31 +144,48 @@ def test_an_injector_killed_in_flight_does_no_harm(start: Callable[..., Victim],
     unharmed(victim)
 
 
-def cpu_ticks(pid: int) -> int:
-    """What it has computed for itself so far, in hundredths of a second."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+def computes(pid: int) -> None:
+    """Wait until it has computed for 30 ms more: from its word to the loop there are some microseconds to go."""
+    enough = procfs.stat(pid).user + 3
+    until(lambda: procfs.stat(pid).user >= enough)
 
 
-def test_a_long_call_is_waited_for_and_the_request_withdrawn() -> None:
-    call = "sum(range(200_000_000))"
-    code = f"print('ready', flush=True); {call}; import sys; print([m for m in sys.modules if 'aitop' in m])"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        before = cpu_ticks(process.pid)
-        while cpu_ticks(process.pid) < before + 3:  # from its output to the call there are some microseconds to go
-            time.sleep(0.001)
-        with pytest.raises(AttachRefused, match="hook waiting for the target") as refusal:
-            put_in(process.pid, timeout=0.3)
-        assert isinstance(refusal.value, WaitingForTarget)
-        assert leftovers(process.pid) == []
-        assert process.stdout.read() == "[]\n"
+def ends_the_loop(over: Path) -> None:
+    """Written in place: the process has the file in its memory."""
+    with over.open("r+b") as file:
+        file.write(b"x")
+
+
+LONG_CALL = """
+import itertools, mmap, sys
+file = open(sys.argv[1], 'rb')
+over = mmap.mmap(file.fileno(), 1, prot=mmap.PROT_READ)
+print('ready', flush=True)
+any(map(over.__getitem__, itertools.repeat(0)))
+print([m for m in sys.modules if 'aitop' in m])
+"""
+
+
+def test_a_long_call_is_waited_for_and_the_request_withdrawn(start: Start, tmp_path: Path) -> None:
+    """A call that computes in C, until a byte of a file is no longer zero."""
+    over = tmp_path / "over"
+    over.write_bytes(b"\0")
+    process = start([sys.executable, "-c", LONG_CALL, str(over)])
+    computes(process.pid)
+    with pytest.raises(AttachRefused, match="hook waiting for the target") as refusal:
+        put_in(process.pid, timeout=0.3)
+    assert isinstance(refusal.value, WaitingForTarget)
+    assert leftovers(process.pid) == []
+    ends_the_loop(over)
+    assert process.communicate(timeout=END_SECONDS)[0] == "[]\n"
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["longsleep", "longselect", "epoll"])
-def test_a_sleeping_main_thread_is_entered_without_waking_the_program(start: Callable[..., Victim], kind: str) -> None:
-    victim = start(kind)
+def test_a_sleeping_main_thread_is_entered_without_waking_the_program(
+    start_victim: Callable[..., Victim], kind: str
+) -> None:
+    victim = start_victim(kind)
     ways = set()
     for _ in range(20):  # it may just have turned round when one came
         ways.add(put_in(victim.pid).way)
@@ -207,37 +207,32 @@ print([m for m in sys.modules if 'aitop' in m])
 """
 
 
-def until_it_polls(pid: int) -> None:
-    """From its word to the call there is some way to go."""
-    while not Path(f"/proc/{pid}/syscall").read_text().startswith(f"{SYS_POLL} "):
-        time.sleep(0.001)
+def polls(pid: int) -> None:
+    """Wait until it is in poll(2): from its word to the call there is some way to go."""
+    until(lambda: Path(f"/proc/{pid}/syscall").read_text().startswith(f"{SYS_POLL} "))
 
 
 @pytest.mark.parametrize("python", sorted({path for name, path in interpreters().items() if "-" not in name}))
-def test_a_thread_that_sleeps_with_the_gil_is_left_alone(python: str) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([python, "-c", HOLDS_THE_GIL], **pipes) as process:  # type: ignore[call-overload]
-        process.stdout.readline()
-        until_it_polls(process.pid)
-        refused = refusal_of(lambda: put_in(process.pid, timeout=1.0))
-        assert refused.reason == f"hook waiting for the target: process {process.pid} is inside one long call"
-        assert process.communicate("x") == ("[]\n", "")
+def test_a_thread_that_sleeps_with_the_gil_is_left_alone(start: Start, python: str) -> None:
+    process = start([python, "-c", HOLDS_THE_GIL], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    polls(process.pid)
+    refused = refusal_of(lambda: put_in(process.pid, timeout=1.0))
+    assert refused.reason == f"hook waiting for the target: process {process.pid} is inside one long call"
+    assert process.communicate("x", timeout=END_SECONDS) == ("[]\n", "")
     assert process.returncode == 0
 
 
-def test_a_request_that_nobody_waits_for_any_more_is_withdrawn() -> None:
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", HOLDS_THE_GIL], stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        until_it_polls(process.pid)
-        began = time.monotonic()
-        attempt = Attempt(process.pid, "install", STAND_IN, WAYS, began + 60, torch=False)
-        assert attempt.wait(Limit(began + 60, lambda: time.monotonic() - began > 0.7)) is None
-        assert "hook waiting for the target" in str(attempt.why_not())
-        assert attempt.close() is None
-        assert time.monotonic() - began < 60, "it waited for the time to run out"
-        assert leftovers(process.pid) == []
-        assert process.communicate("x")[0] == "[]\n"
+def test_a_request_that_nobody_waits_for_any_more_is_withdrawn(start: Start) -> None:
+    process = start([sys.executable, "-c", HOLDS_THE_GIL], stdin=subprocess.PIPE)
+    polls(process.pid)
+    began = time.monotonic()
+    attempt = Attempt(process.pid, "install", STAND_IN, WAYS, began + 60, torch=False)
+    assert attempt.wait(Limit(began + 60, lambda: time.monotonic() - began > 0.7)) is None
+    assert "hook waiting for the target" in str(attempt.why_not())
+    assert attempt.close() is None
+    assert time.monotonic() - began < 60, "it waited for the time to run out"
+    assert leftovers(process.pid) == []
+    assert process.communicate("x", timeout=END_SECONDS)[0] == "[]\n"
     assert process.returncode == 0
 
 
@@ -256,24 +251,21 @@ print(errno.value, sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
 
 
-def test_errno_and_the_signal_mask_are_as_they_were(tmp_path: Path) -> None:
+def test_errno_and_the_signal_mask_are_as_they_were(start: Start, tmp_path: Path) -> None:
     over = tmp_path / "over"
     over.write_bytes(b"\0")
-    command = [sys.executable, "-c", ERRNO, str(over)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(0.1)
-        with Memory(process.pid) as memory:
-            target = TargetProcess(check_alive(process.pid), memory, locate_python(process.pid, memory))
-            base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
-            close = ElfImage(memory.read, base).symbols(("close",))["close"].address
-            # A call that fails, and says so in errno.
-            calls = [Call(close, (2**31 - 1,))]
-            for _ in range(20):
-                in_own_thread(lambda: call_in_main_thread(target, calls, lambda thread, _: thread.state(), b"\0"))
-        with over.open("r+b") as file:
-            file.write(b"x")
-        assert process.stdout.read() == f"4242 {[int(signal.SIGUSR2), 60]}\n"
+    process = start([sys.executable, "-c", ERRNO, str(over)])
+    computes(process.pid)
+    with Memory(process.pid) as memory:
+        target = TargetProcess(check_alive(process.pid), memory, locate_python(process.pid, memory))
+        base = next(m.start for m in mappings(process.pid) if m.path.endswith("/libc.so.6"))
+        close = ElfImage(memory.read, base).symbols(("close",))["close"].address
+        # A call that fails, and says so in errno.
+        calls = [Call(close, (2**31 - 1,))]
+        for _ in range(20):
+            in_own_thread(lambda: call_in_main_thread(target, calls, lambda thread, _: thread.state(), b"\0"))
+    ends_the_loop(over)
+    assert process.communicate(timeout=END_SECONDS)[0] == f"4242 {[int(signal.SIGUSR2), 60]}\n"
     assert process.returncode == 0
 
 
@@ -283,8 +275,8 @@ def refusal_of(act: Callable[[], object]) -> AttachRefused:
     return refusal.value
 
 
-def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
+def test_a_process_without_torch_is_refused(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.state == "absent" and refused.reason == f"process {victim.pid} has not loaded torch"
     assert refused.transient
@@ -294,11 +286,10 @@ def test_a_process_without_torch_is_refused(start: Callable[..., Victim]) -> Non
     unharmed(victim)
 
 
-def test_a_stopped_process_is_refused(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
+def test_a_stopped_process_is_refused(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
     os.kill(victim.pid, signal.SIGSTOP)
-    while Path(f"/proc/{victim.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-        time.sleep(0.001)
+    until(lambda: procfs.stat(victim.pid).state == "T")
     refused = refusal_of(lambda: install(victim.pid))
     assert refused.reason == f"process {victim.pid} is stopped"
     assert refused.remedy == f"kill -CONT {victim.pid}"
@@ -323,8 +314,8 @@ def test_what_is_not_python_is_refused() -> None:
             process.kill()
 
 
-def test_a_traced_process_is_refused_by_name(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
+def test_a_traced_process_is_refused_by_name(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
 
     def inside() -> AttachRefused:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("a thread")
@@ -338,16 +329,14 @@ def test_a_traced_process_is_refused_by_name(start: Callable[..., Victim]) -> No
 
 
 @pytest.mark.parametrize("how", ["variable", "option"])
-def test_the_owner_can_switch_it_off(how: str) -> None:
+def test_the_owner_can_switch_it_off(start: Start, how: str) -> None:
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
     option = ["-X", "disable-remote-debug"] if how == "option" else []
     environment = {**os.environ, **({"PYTHON_DISABLE_REMOTE_DEBUG": "1"} if how == "variable" else {})}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *option, "-c", code], env=environment, **pipes) as process:  # type: ignore[call-overload]
-        process.stdout.readline()
-        refused = refusal_of(lambda: install(process.pid))
-        assert refused.state == "denied" and "switched remote debugging off" in refused.reason
-        process.communicate()
+    process = start([sys.executable, *option, "-c", code], env=environment, stdin=subprocess.PIPE)
+    refused = refusal_of(lambda: install(process.pid))
+    assert refused.state == "denied" and "switched remote debugging off" in refused.reason
+    process.communicate(timeout=END_SECONDS)
     assert process.returncode == 0
 
 
@@ -364,20 +353,20 @@ except AttachRefused as refused: print(refused.state, '|', refused.reason, '|', 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_users_process_is_refused(start: Callable[..., Victim]) -> None:
-    victim = start("busy")
-    told = subprocess.run(
+def test_another_users_process_is_refused(start_victim: Callable[..., Victim]) -> None:
+    victim = start_victim("busy")
+    done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, str(victim.pid)], capture_output=True, text=True, timeout=30
     )
-    assert told.stderr == ""
-    assert told.stdout.strip() == (
+    assert done.stderr == ""
+    assert done.stdout.strip() == (
         f"denied | process {victim.pid} belongs to user root, and aitop runs as nobody | run aitop as root or with sudo"
     )
     unharmed(victim)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_that_ends_the_program_is_never_swallowed(number: signal.Signals) -> None:
+def test_a_signal_that_ends_the_program_is_never_swallowed(start: Start, number: signal.Signals) -> None:
     """Ctrl-C, or a SIGTERM for which the program exits, arrives in the user's own code though our line runs."""
     hook = (
         (
@@ -395,16 +384,14 @@ def test_a_signal_that_ends_the_program_is_never_swallowed(number: signal.Signal
             while True: sum(range(100))
         except (KeyboardInterrupt, SystemExit): print('mine')
     """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        done = deliver(process.pid, "install", hook, timeout=60, torch=False)
-        assert done.answer == "error: interrupted"
-        assert process.stdout.read() == "mine\n"
+    process = start(code)
+    done = deliver(process.pid, "install", hook, timeout=60, torch=False)
+    assert done.answer == "error: interrupted"
+    assert process.communicate(timeout=END_SECONDS)[0] == "mine\n"
     assert process.returncode == 0
 
 
-def test_what_killed_injectors_left_for_dead_targets_is_swept(start: Callable[..., Victim]) -> None:
+def test_what_killed_injectors_left_for_dead_targets_is_swept(start_victim: Callable[..., Victim]) -> None:
     old, fresh = (Path(f"/tmp/.aitop-{2**22}-{which}{os.getpid():011x}") for which in "ab")
     users = Path(f"/tmp/.aitop-notes-{os.getpid()}")
     for path in (old, fresh, users):
@@ -412,7 +399,7 @@ def test_what_killed_injectors_left_for_dead_targets_is_swept(start: Callable[..
     for path in (old, users):
         os.utime(path, (time.time() - 120, time.time() - 120))
     try:
-        assert put_in(start("busy").pid).answer == "installed"
+        assert put_in(start_victim("busy").pid).answer == "installed"
         assert not old.exists() and fresh.exists() and users.exists()
     finally:
         for path in (old, fresh, users):

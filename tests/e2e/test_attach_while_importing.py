@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import line_of
 
 from aitop.attach.entrance import deliver
 
@@ -35,7 +36,7 @@ def test_a_main_thread_that_imports_is_not_harmed():
         [sys.executable, "-c", IMPORTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     try:
-        target.stdout.readline()
+        line_of(target)
         for _ in range(CYCLES):
             installed = deliver(target.pid, "install", HOOK + INNER, timeout=20, torch=False)
             assert (installed.answer, target.poll()) == ("installed", None)

@@ -8,16 +8,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import line_of, until
+
+from aitop.sources import procfs
+from aitop.sources.ring.reader import find_ring
+from aitop.sources.stacks import spy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.one_by_one]
 
 AITOP = [sys.executable, "-m", "aitop"]
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
-BUSY = "print('up', flush=True)\nwhile True: sum(range(1000))"
+# It computes, but not so much that others get no core.
+BUSY = "import time; print('up', flush=True)\nwhile True: sum(range(9999)); time.sleep(0.001)"
 
 
 @pytest.fixture
@@ -28,22 +33,29 @@ def diagnosed(aitop):
     )
 
 
-def diagnosing(pid, *more):
-    """A diagnosis that goes on until something ends it."""
-    command = [*AITOP, "diagnose", "--pid", str(pid), "--for", "5m", *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def diagnosing(start):
+    """`diagnosing(pid, *flags)` is a diagnosis that goes on until something ends it, at the latest the test."""
+
+    def run(pid, *flags):
+        command = [*AITOP, "diagnose", "--pid", str(pid), "--for", "5m", *flags]
+        return start(command, wait=False, stderr=subprocess.PIPE)
+
+    return run
 
 
-def wait_until(watching, true):
-    deadline = time.monotonic() + 60
-    while not true():
+def wait_until(watching, condition):
+    """Until the condition holds, while it is watched."""
+
+    def holds():
         assert watching.poll() is None, watching.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        return condition()
+
+    until(holds, pause=0.05)
 
 
 def state(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return procfs.stat(pid).state
 
 
 def one_sentence(done, code, *words):
@@ -86,10 +98,7 @@ def test_python_without_torch_is_watched_as_far_as_it_goes(start, diagnosed):
 
 def test_a_zombie(diagnosed):
     zombie = subprocess.Popen(["true"])
-    deadline = time.monotonic() + 60
-    while state(zombie.pid) != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: state(zombie.pid) == "Z")
     one_sentence(diagnosed(zombie.pid), 3, "has ended", "zombie")
     zombie.wait()
 
@@ -159,45 +168,33 @@ def test_without_ptrace_and_nvml_it_goes_on_with_what_is_left(slow_loader, no_nv
     tied = ["setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace"]
     done = diagnosed(slow_loader.pid, "--format", "json", seconds="3s", before=tied, env=no_nvml)
     assert done.returncode in (0, 5), done.stderr
-    said = json.loads(done.stdout)
-    assert said["sources"]["host"] == {"state": "ok"}
+    report = json.loads(done.stdout)
+    assert report["sources"]["host"] == {"state": "ok"}
     for name in ("stacks", "hook"):
-        assert said["sources"][name]["state"] == "denied"
-        assert said["sources"][name]["reason"]
-        assert said["sources"][name]["remedy"]
-    assert said["sources"]["gpu"]["state"] == "absent"
-    assert "NVIDIA" in said["sources"]["gpu"]["reason"]
-    roles = [process["role"] for process in said["target"]["processes"]]
+        assert report["sources"][name]["state"] == "denied"
+        assert report["sources"][name]["reason"]
+        assert report["sources"][name]["remedy"]
+    assert report["sources"]["gpu"]["state"] == "absent"
+    assert "NVIDIA" in report["sources"]["gpu"]["reason"]
+    roles = [process["role"] for process in report["target"]["processes"]]
     assert roles.count("loader-worker") == 2
     assert slow_loader.alive()
 
 
-def test_without_py_spy_it_goes_on_with_the_hook(slow_loader):
-    hidden = (
-        "import shutil, sys\nfrom aitop.sources.stacks import spy\n"
-        "spy.sys = type('NoPython', (), {'executable': '/nowhere/python'})\nspy.shutil.which = lambda name: None\n"
-        "from aitop.cli import run\nsys.exit(run(sys.argv[1:]))\n"
-    )
-    command = [
-        sys.executable,
-        "-c",
-        hidden,
-        "diagnose",
-        "--pid",
-        str(slow_loader.pid),
-        "--for",
-        "5s",
-        "--format",
-        "json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    sources = json.loads(done.stdout)["sources"]
-    assert sources["stacks"] == {"state": "absent", "reason": "py-spy is not installed", "remedy": "pip install py-spy"}
-    assert sources["hook"]["state"] == "ok"
+def test_without_py_spy_it_goes_on_with_the_hook(slow_loader, watched, monkeypatch):
+    monkeypatch.setattr(spy, "sys", SimpleNamespace(executable="/nowhere/python"))
+    monkeypatch.setattr(spy.shutil, "which", lambda name: None)
+    missing = {"state": "absent", "reason": "py-spy is not installed", "remedy": "pip install py-spy"}
+
+    def check(report):
+        assert report["sources"]["stacks"] == missing
+        assert report["sources"]["hook"]["state"] == "ok"
+        assert report["step"]["count"] > 0 and report["verdicts"]
+
+    watched(slow_loader.pid, check)
 
 
-def test_a_process_that_ends_while_it_is_watched(start):
+def test_a_process_that_ends_while_it_is_watched(start, diagnosing):
     sleeper = start(SLEEPER)
     watching = diagnosing(sleeper.pid, "--no-gpu", "--no-stacks", "--no-hook")
     wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
@@ -211,73 +208,66 @@ def test_a_process_that_ends_while_it_is_watched(start):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, number):
+def test_an_interrupted_diagnosis_leaves_no_hook(slow_loader, diagnosing, number):
     watching = diagnosing(slow_loader.pid)
-    wait_until(watching, lambda: hooked(slow_loader.pid))
+    wait_until(watching, lambda: find_ring(slow_loader.pid))
     watching.send_signal(number)
     out, err = watching.communicate(timeout=60)
     assert (watching.returncode, err) == (128 + number, "")
     # After Ctrl-C there is a report, if enough was seen.
     assert out == "" or number == signal.SIGINT
-    assert not hooked(slow_loader.pid)
+    assert find_ring(slow_loader.pid) is None
     assert slow_loader.alive()
 
 
-def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loader):
+def test_a_training_run_that_ends_while_it_is_watched_is_still_reported(slow_loader, diagnosing):
     """The last one that needs the run: it ends it."""
     watching = diagnosing(slow_loader.pid, "--format", "json")
-    wait_until(watching, lambda: hooked(slow_loader.pid))
+    wait_until(watching, lambda: find_ring(slow_loader.pid))
     slow_loader.wait_steps(slow_loader.steps() + 50)
     slow_loader.stop()
     out, err = watching.communicate(timeout=60)
     assert watching.returncode == 0, err
-    said = json.loads(out)
-    assert said["target"]["ended"]
-    assert said["verdicts"][0]["id"] == "input-bound"
+    report = json.loads(out)
+    assert report["target"]["ended"]
+    assert report["verdicts"][0]["id"] == "input-bound"
 
 
-def hooked(pid):
-    """Whether the ring of the hook is in the process."""
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            if "aitop" in os.readlink(link):
-                return True
-        except OSError:
-            continue
-    return False
+# The call clone3, by which one may say which pid a child gets.
+RUN_AS = """
+import ctypes, os, signal, sys
+wanted = ctypes.c_int(int(sys.argv[1]))
+# flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+words = (ctypes.c_uint64 * 11)(0, 0, 0, 0, int(signal.SIGCHLD), 0, 0, 0, ctypes.addressof(wanted), 1, 0)
+libc = ctypes.PyDLL(None, use_errno=True)
+child = libc.syscall(435, ctypes.byref(words), ctypes.c_size_t(ctypes.sizeof(words)))
+if child == 0:
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
+print("failed", ctypes.get_errno(), flush=True) if child < 0 else os.waitpid(child, 0)
+"""
 
 
-LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+def may_choose_pids():
+    """Whether a process may be started with a pid of our choice."""
+    if os.uname().machine != "x86_64":
+        return False
+    unused = a_pid_of_nobody()
+    done = subprocess.run([sys.executable, "-c", RUN_AS, str(unused), ""], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and "failed" not in done.stdout
 
 
-def run_as(pid):
-    """A busy Python that gets that very pid; None where others were quicker too often."""
-    for _ in range(50):
-        LAST_PID.write_text(str(pid - 1))
-        child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.DEVNULL, start_new_session=True)
-        if child.pid == pid:
-            return child
-        child.kill()
-        child.wait()
-    return None
-
-
-@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="the next pid cannot be chosen here")
-def test_a_pid_that_another_process_got_is_not_watched_on(start):
+def test_a_pid_that_another_process_got_is_not_watched_on(start, diagnosing):
+    if not may_choose_pids():
+        pytest.skip("the pid of a process cannot be chosen here")
     first = start(BUSY)
     watching = diagnosing(first.pid, "--no-stacks", "--no-hook")
     wait_until(watching, lambda: len(os.listdir(f"/proc/{watching.pid}/task")) > 1)
     first.kill()
     first.wait()
-    second = run_as(first.pid)
-    try:
-        _, complaint = watching.communicate(timeout=60)
-        if second is None:
-            pytest.skip("another process got the pid each time")
-        assert second.poll() is None, "the stranger is left alone"
-    finally:
-        if second is not None:
-            second.kill()
-            second.wait()
+    second = start([sys.executable, "-c", RUN_AS, str(first.pid), BUSY], wait=False)
+    if line_of(second) != "up\n":
+        pytest.skip("another process got the pid")
+    _, complaint = watching.communicate(timeout=60)
+    assert state(first.pid) in "RS" and second.poll() is None, "the stranger is left alone"
     assert watching.returncode == 3
     assert str(first.pid) in complaint and complaint.count("\n") == 1

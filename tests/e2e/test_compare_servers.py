@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from statistics import fmean
 
@@ -20,14 +18,10 @@ WARM_SECONDS, SECONDS = 3.0, 15
 PART_OF_CAPACITY, CLIENTS = 0.5, 2
 
 
-def aitop(*words):
-    return subprocess.run([sys.executable, "-m", "aitop", *words], capture_output=True, text=True, timeout=120)
-
-
-def test_a_mended_server_is_faster_and_its_latency_is_said(tmp_path):
+def test_a_mended_server_is_faster_and_its_latency_is_said(aitop, tmp_path):
     """Under as many requests a second, and under as many at a time."""
     loads: dict[str, list[str]] = {}
-    seen: dict[str, list[tuple[str, float, float]]] = {}
+    recordings: dict[str, list[tuple[str, float, float]]] = {}
     # The same requests for both: so they come at the same moments.
     sends: list[str] = []
     for name in ("review_scores:tokenise", "review_scores"):
@@ -40,18 +34,18 @@ def test_a_mended_server_is_faster_and_its_latency_is_said(tmp_path):
                 rate = PART_OF_CAPACITY * capacity(server, sends)
                 loads = {"rate": ["--rate", str(rate)], "clients": ["--clients", str(CLIENTS)]}
             for what, load in loads.items():
-                file = str(tmp_path / f"{what}-{len(seen.setdefault(what, []))}.jsonl.gz")
-                seen[what].append((file, *recorded(server, [*sends, *load], file)))
-    for (before, *slow), (after, *quick) in seen.values():
-        check(before, after, latencies=(slow[0], quick[0]), rates=(slow[1], quick[1]))
+                file = str(tmp_path / f"{what}-{len(recordings.setdefault(what, []))}.jsonl.gz")
+                recordings[what].append((file, *recorded(aitop, server, [*sends, *load], file)))
+    for (before, *slow), (after, *quick) in recordings.values():
+        check(aitop, before, after, latencies=(slow[0], quick[0]), rates=(slow[1], quick[1]))
 
 
-def recorded(server, load, file):
+def recorded(aitop, server, load, file):
     """Record it under this load: the mean latency that its clients see, and how many requests a second it answers."""
     with Clients(server, [*load, "--seconds", "120"]) as clients:
         time.sleep(WARM_SECONDS)
         began = time.monotonic()
-        made = aitop("record", "--pid", str(server.pid), "--for", f"{SECONDS}s", "-o", file)
+        made = aitop("record", "--pid", server.pid, "--for", f"{SECONDS}s", "-o", file, timeout=120)
         assert made.returncode == 0, made.stderr
         ended = time.monotonic()
         answers = clients.answers(began, ended)
@@ -59,14 +53,14 @@ def recorded(server, load, file):
     return fmean(answer.served for answer in answers if answer.served is not None), len(answers) / (ended - began)
 
 
-def check(before, after, latencies, rates):
+def check(aitop, before, after, latencies, rates):
     made = aitop("compare", before, after, "--format", "json")
     assert made.returncode == 0, made.stderr
-    said = json.loads(made.stdout)
-    low, high = said["change"]["range"]
-    assert said["change"]["verdict"] == "faster"
+    comparison = json.loads(made.stdout)
+    low, high = comparison["change"]["range"]
+    assert comparison["change"]["verdict"] == "faster"
     assert 0.6 * low <= latencies[0] / latencies[1] <= 1.5 * high
     for side, rate in zip(("before", "after"), rates, strict=True):
-        assert said[side]["unit"] == "request"
-        assert said[side]["per_s"] == pytest.approx(rate, rel=0.5)
-        assert said[side]["latency_ms"]["p50"] <= said[side]["latency_ms"]["p99"]
+        assert comparison[side]["unit"] == "request"
+        assert comparison[side]["per_s"] == pytest.approx(rate, rel=0.5)
+        assert comparison[side]["latency_ms"]["p50"] <= comparison[side]["latency_ms"]["p99"]

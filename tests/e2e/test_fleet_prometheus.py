@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from contextlib import contextmanager
 
 import pytest
 from fake_prometheus import COMPUTE, INPUT, Cluster, FakePrometheus, Rank, everything, four_jobs, large
 from msgspec.structs import replace
+from real_prometheus import prometheus
 
 from aitop.sources.prometheus.address import parse
 from aitop.sources.prometheus.client import ask
@@ -45,7 +44,7 @@ def openmetrics(ranks, now, periods):
 
 
 @contextmanager
-def prometheus(ranks, folder, periods):
+def prometheus_of(ranks, folder, periods):
     """The URL of a Prometheus that has seen these ranks for so many periods."""
     text, store = folder / "series.txt", folder / "store"
     with text.open("w", encoding="utf-8") as file:
@@ -56,32 +55,8 @@ def prometheus(ranks, folder, periods):
         capture_output=True,
         timeout=60,
     )
-    config = folder / "prometheus.yml"
-    config.write_text("global: {}\n")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [
-        "prometheus", f"--config.file={config}", f"--storage.tsdb.path={store}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            wait_for(url, folder / "log")
-            yield url
-        finally:
-            process.terminate()
-            process.wait(20)
-
-
-def wait_for(url, log):
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(f"{url}/-/ready", timeout=1)
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(log.read_text())
+    with prometheus(folder, {"global": {}}, store) as server:
+        yield server.url
 
 
 def about(job):
@@ -97,8 +72,8 @@ def test_the_real_one_answers_as_the_fake_does(tmp_path):
         Rank(HOSTILE, "n", 0, 7, 0.5, wait=0.2, verdicts=((HOSTILE, "", "warning", HOSTILE, 3, 0.5, 1.5), COMPUTE)),
         Rank("no-device", "n", 0, 8, verdicts=(INPUT,)),
     ]
-    with FakePrometheus(Cluster(ranks, hours=WINDOW / 3600), WINDOW) as fake, prometheus(ranks, tmp_path, 12) as url:
-        made_up, real = (FleetReader(parse(one), WINDOW) for one in (fake.url, url))
+    with FakePrometheus(Cluster(ranks, hours=WINDOW / 3600), WINDOW) as fake, prometheus_of(ranks, tmp_path, 12) as url:
+        made_up, real = (FleetReader(parse(address), WINDOW) for address in (fake.url, url))
         jobs = {job.job: about(job) for job in made_up.jobs().jobs}
         assert {job.job: about(job) for job in real.jobs().jobs} == jobs
         assert HOSTILE in jobs
@@ -116,7 +91,7 @@ def test_the_real_one_answers_as_the_fake_does(tmp_path):
 
 def test_eight_thousand_ranks(tmp_path):
     ranks = large(1000)
-    with prometheus(ranks, tmp_path, 3) as url:
+    with prometheus_of(ranks, tmp_path, 3) as url:
         reader = FleetReader(parse(url), WINDOW)
         reader.jobs()
         took = []

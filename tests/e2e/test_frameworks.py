@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import watch
+from waiting import line_of
 from watch import PHASES, Script, check_losses, check_nothing_stays, check_steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.early]
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.early]
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(name, *kinds)` starts a script of tests/frameworks."""
+    """`script(name, *kinds)` starts a script of tests/e2e/frameworks."""
     started = []
 
     def start(name, *kinds):
@@ -48,11 +49,21 @@ LOOPS = {
 }
 
 
+COMPILED = ("compiled", "compiled_optimizer", "compiled_step")
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory):
+    """One process that trains in plain loops of all shapes, and then in compiled ones."""
+    process = Script("loops.py", tmp_path_factory.mktemp("loops"), (*LOOPS, *COMPILED))
+    yield process
+    process.end()
+
+
 @pytest.mark.slow
-def test_plain_loops_of_all_shapes(script):
-    process = script("loops.py", *LOOPS)
+def test_plain_loops_of_all_shapes(loops):
     for kind, shape in LOOPS.items():
-        seen = process.finish(kind, process.watch(kind))
+        seen = loops.finish(kind, loops.watch(kind))
         check_losses(seen)
         check_nothing_stays(seen)
         # Of a forward that was saved before the hook came, only the modules that it calls are seen.
@@ -64,11 +75,12 @@ def test_plain_loops_of_all_shapes(script):
 
 
 @pytest.mark.slow
-def test_torch_compile_does_not_notice(script):
-    kinds = ("compiled", "compiled_optimizer", "compiled_step")
-    process = script("loops.py", *kinds)
-    for kind in kinds:
-        seen = process.finish(kind, process.watch(kind))
+def test_torch_compile_does_not_notice(loops):
+    for kind in LOOPS:
+        # Those that no test has watched end at once.
+        (loops.folder / f"{kind}.stop").touch()
+    for kind in COMPILED:
+        seen = loops.finish(kind, loops.watch(kind))
         check_losses(seen)
         check_nothing_stays(seen)
         counters = [step["dynamo"] for step in seen.steps]
@@ -119,13 +131,13 @@ def test_two_ranks_with_ddp_and_fsdp(script, tmp_path):
     for kind in ("replicated", "sharded"):
         seen = process.watch(kind, first, "0", shows_collectives if kind == "sharded" else shows_ddp)
         other = process.watch(kind, second, "1", shows_collectives)
-        for rank, found in enumerate((seen, other)):
-            process.finish(kind, found, str(rank))
-            check_losses(found)
-            check_nothing_stays(found)
-            check_steps(found)
-            assert shapes(found) == {(1, 1, 4)}
-            assert (found.facts.rank, found.facts.world_size) == (rank, 2)
+        for rank, of_rank in enumerate((seen, other)):
+            process.finish(kind, of_rank, str(rank))
+            check_losses(of_rank)
+            check_nothing_stays(of_rank)
+            check_steps(of_rank)
+            assert shapes(of_rank) == {(1, 1, 4)}
+            assert (of_rank.facts.rank, of_rank.facts.world_size) == (rank, 2)
         check_collectives(seen, kind)
 
 
@@ -179,9 +191,11 @@ def test_a_monitor_that_is_killed_leaves_nothing(script, tmp_path):
     for _ in range(3):
         # The second and the third come while the hook of the one before is still there.
         monitor = lone_monitor(process.process.pid)
-        assert monitor.stdout.readline()
-        monitor.kill()
-        monitor.wait()
+        try:
+            assert line_of(monitor)
+        finally:
+            monitor.kill()
+            monitor.wait()
     process.until(lambda: not process.notes("plain.steps")[-1]["changed"], "end of the hook")
     (tmp_path / "plain.stop").touch()
     process.until((tmp_path / "plain.done").exists, "end")

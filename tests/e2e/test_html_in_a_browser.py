@@ -138,8 +138,17 @@ def test_the_flame_graph_is_searched_and_enlarged(report, opened):
 
 
 def test_it_prints(report, opened):
+    """What is to be read is on paper, what is to be clicked is not."""
     page = opened(1000)
-    assert page.pdf(print_background=True).startswith(b"%PDF")
+    page.emulate_media(media="print")
+    assert page.locator("h1").first.is_visible()
+    for section in page.locator("section").all():
+        assert section.is_visible() and section.inner_text().strip()
+    for tools in page.locator(".tools, .read").all():
+        assert not tools.is_visible()
+    # A blank page has no fonts.
+    pdf = page.pdf(print_background=True)
+    assert pdf.startswith(b"%PDF") and b"/Font" in pdf
 
 
 def test_hostile_names_do_nothing(browser, tmp_path):

@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from socket_watch import CALLS, NOT_POSSIBLE, SocketWatch
 from terminal import OnTerminal
+from waiting import until
 
 from aitop.cli import VERBS
 
@@ -120,22 +120,21 @@ def test_the_list_of_runs_to_choose_from(watch, slow_loader):
 
 
 @pytest.mark.slow
-def test_an_exporter_into_a_file(watch, slow_loader, tmp_path):
+def test_an_exporter_into_a_file(watch, slow_loader, start, tmp_path):
     slow_loader.wait_steps(2)
     file = tmp_path / "jobs.prom"
     words = ["export", "--pid", str(slow_loader.pid), "--textfile", str(file), "--every", "2s"]
-    with subprocess.Popen(watch.command([*AITOP, *words]), stderr=subprocess.PIPE, text=True) as exporter:
-        deadline = time.monotonic() + 60.0
-        while time.monotonic() < deadline and exporter.poll() is None:
-            if file.exists() and "aitop_verdict_share" in file.read_text():
-                break
-            time.sleep(0.2)
-        else:
-            exporter.kill()
-            assert exporter.wait() == NOT_POSSIBLE, exporter.stderr.read()
-            pytest.skip("this system lets nobody watch system calls so")
-        exporter.send_signal(signal.SIGINT)
-        exporter.wait(30.0)
+    exporter = start(watch.command([*AITOP, *words]), wait=False, stderr=subprocess.PIPE)
+
+    def written():
+        return exporter.poll() is not None or (file.exists() and "aitop_verdict_share" in file.read_text())
+
+    until(written, pause=0.2)
+    if exporter.poll() is not None:
+        assert exporter.returncode == NOT_POSSIBLE, exporter.stderr.read()
+        pytest.skip("this system lets nobody watch system calls so")
+    exporter.send_signal(signal.SIGINT)
+    exporter.wait(30.0)
     assert {note.partition(" by ")[0] for note in sockets(watch)} <= NAMES_OF_USERS
 
 

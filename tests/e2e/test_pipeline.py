@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +34,14 @@ def pipeline(folder: Path, name: str, milliseconds: float, options: str = "", wa
         "MILLISECONDS": str(milliseconds),
         "PATH": "/usr/bin:/bin",
     }
-    return subprocess.run(["sh", "-eu", "-c", PIPELINE], env={**known, **named}, timeout=600, check=False).returncode
+    # In a session of its own, so that whatever happens its run can be ended.
+    shell = subprocess.Popen(["sh", "-eu", "-c", PIPELINE], env={**known, **named}, start_new_session=True)
+    try:
+        return shell.wait(600)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def test_a_pipeline_fails_on_a_planted_regression_and_passes_on_noise(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from aitop.engine.live import LiveFeed, Options
 from aitop.sources.host.target import look
@@ -23,9 +24,9 @@ RANKS, KILLS = 4, 6
 def test_ranks_that_are_killed_and_started_again_are_followed(training):
     launcher = training(JOB, RANKS, "--restart")
     launcher.wait_steps(1)
-    seen = []
+    snapshots = []
     feed = LiveFeed([look(launcher.pid)], Options(gpu=False, stacks=False, interval=0.2))
-    feed.start(seen.append)
+    feed.start(snapshots.append)
     chance = random.Random(7)
     try:
         for _ in range(KILLS):
@@ -33,19 +34,17 @@ def test_ranks_that_are_killed_and_started_again_are_followed(training):
             ranks = psutil.Process(launcher.pid).children()
             os.kill(chance.choice(ranks).pid, signal.SIGKILL)
 
-        deadline = time.monotonic() + 60
-        while not all_step(seen[-1:], launcher.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: all_step(snapshots[-1:], launcher.pid), pause=0.1)
     finally:
         feed.stop()
-    assert all_step(seen[-1:], launcher.pid)
-    assert not any(snapshot.target.ended for snapshot in seen)
-    assert not [one for snapshot in seen for one in snapshot.diagnosis.abstained if "failed" in one.reason]
+    assert not any(snapshot.target.ended for snapshot in snapshots)
+    abstained = [rule for snapshot in snapshots for rule in snapshot.diagnosis.abstained]
+    assert not [rule for rule in abstained if "failed" in rule.reason]
 
 
 def all_step(newest, launcher) -> bool:
     """Whether the ranks on the screen are those that live, each with steps, numbered from 0."""
     views = newest[0].ranks.ranks if newest and newest[0].ranks else ()
     alive = {child.pid for child in psutil.Process(launcher).children()}
-    stepping = [one for one in views if one.step is not None]
-    return {one.pid for one in stepping} == alive and [one.rank for one in stepping] == list(range(RANKS))
+    stepping = [view for view in views if view.step is not None]
+    return {view.pid for view in stepping} == alive and [view.rank for view in stepping] == list(range(RANKS))

@@ -15,7 +15,7 @@ from serving_run import free_port
 
 pytestmark = pytest.mark.e2e
 
-PROGRAM = Path(__file__).parent / "programs" / "metrics_server.py"
+PROGRAM = Path(__file__).parent / "servers" / "metrics_server.py"
 # Runs aitop and prints every address that it connects to, or tries to.
 LISTENER = """
 import sys
@@ -63,7 +63,7 @@ def test_the_figures_of_a_server_are_those_of_its_page(serving, watched):
 
     def check(report):
         assert report["target"]["engine"] == "vllm 0.32.0" and report["target"]["kind"] == "inference"
-        assert [one["part"] for one in report["target"]["processes"]] == ["API server"]
+        assert [member["part"] for member in report["target"]["processes"]] == ["API server"]
         assert report["sources"]["server"] == {"state": "ok"}
         served = report["serving"]
         assert served["basis"] == "metrics"
@@ -109,7 +109,7 @@ def test_a_server_that_stands_is_still_and_alive(serving, watched):
 
 
 @pytest.mark.slow
-def test_nobody_but_the_server_is_connected_to(serving, tmp_path):
+def test_nobody_but_the_server_is_connected_to(serving, aitop, tmp_path):
     process, log = serving()
     recording = tmp_path / "run.jsonl.gz"
     arguments = ["record", "--pid", str(process.pid), "--no-hook", "--for", "12s", "-o", str(recording)]
@@ -129,14 +129,7 @@ def test_nobody_but_the_server_is_connected_to(serving, tmp_path):
     connects = {line for line in done.stderr.splitlines() if line.startswith("connects")}
     assert connects == {f"connects ('127.0.0.1', {port})"}
     assert set(log.read_text().splitlines()) == {"127.0.0.1 /metrics"}
-    replayed = subprocess.run(
-        [sys.executable, "-m", "aitop", "replay", str(recording), "--format", "json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    report = json.loads(replayed.stdout)
+    report = json.loads(aitop("replay", recording, "--format", "json").stdout)
     assert report["target"]["engine"] == "vllm 0.32.0"
     assert report["serving"]["requests_per_s"] == pytest.approx(20.0, rel=0.15)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import urllib.error
 import urllib.request
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from serving_run import free_port
+from waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -45,16 +45,17 @@ if __name__ == "__main__":
 
 def wait_for(port: int) -> None:
     """Until something answers in HTTP."""
-    until = time.monotonic() + 60
-    while True:
+
+    def answers() -> bool:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).read()
-            return
         except urllib.error.HTTPError:
-            return
+            return True
         except OSError:
-            assert time.monotonic() < until, "the server does not answer"
-            time.sleep(0.2)
+            return False
+        return True
+
+    until(answers, pause=0.2)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_a_server_is_known_from_outside(library, source, command, name, parts, s
     def check(report):
         assert report["target"]["engine"] == f"{name} {version(name)}"
         assert report["target"]["kind"] == "inference"
-        seen = [member.get("part") for member in report["target"]["processes"]]
-        assert {part: seen.count(part) for part in parts} == parts
+        names = [member.get("part") for member in report["target"]["processes"]]
+        assert {part: names.count(part) for part in parts} == parts
         assert "loader-worker" not in {member["role"] for member in report["target"]["processes"] if "part" in member}
         assert report["sources"]["server"] == {"state": "absent", "reason": f"{name} has no /metrics of its own"}
         assert report["serving"]["basis"] == "stacks"

@@ -6,17 +6,19 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from statistics import median_high as median
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import psutil
 import pytest
-from serving_run import free_port
+from serving_run import Server
+from waiting import until
 
 from aitop.attach.refusal import AttachRefused
 from aitop.engine.hook_requests import HookRequests, take_out
@@ -54,33 +56,18 @@ class Exchange(NamedTuple):
     answer: dict[str, Any]
 
 
-class Server:
-    """A server as a child of its own session, and the answers that clients got from it."""
+class LoadedServer(Server):
+    """A server, and the answers that its clients got from it."""
 
-    def __init__(self, folder, command, port, ready="/health", patience=120.0, env=None):
-        self.port, self.failures = port, []
+    def __init__(self, command, **more):
+        super().__init__(command, "/health", {}, **more)
+        self.failures = []
         self.exchanges: list[Exchange] = []
         self.clients: list[threading.Thread] = []
         self._stop = threading.Event()
-        self.log = folder / "server.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **(env or {})}
-            )
-        until = time.monotonic() + patience
-        while not self.answers(ready):
-            assert self.process.poll() is None and time.monotonic() < until, self.log.read_text()[-3000:]
-            time.sleep(0.1)
 
-    def answers(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
-        finally:
-            connection.close()
+    def ask(self):
+        return urlopen(f"http://127.0.0.1:{self.port}{self.path}", timeout=60).read()
 
     def load(self, path, body=None, clients=CLIENTS, pause=0.0):
         """Have clients ask until the next load or the end, with a pause (seconds) before each request."""
@@ -116,16 +103,15 @@ class Server:
                 return
             exchanges.append(Exchange(start, sent, end, json.loads(text)))
 
-    def end(self):
-        self.unload()
-        family = [self.process.pid, *(child.pid for child in psutil.Process(self.process.pid).children(recursive=True))]
-        for pid in family:
-            if psutil.pid_exists(pid):
-                psutil.Process(pid).kill()
-        self.process.wait()
+    def stop(self):
+        self._stop.set()
+        super().stop()
+        # Their server is gone, so nothing keeps them.
+        for client in self.clients:
+            client.join(30.0)
 
 
-class Seen:
+class HookReading:
     """What the hook in one process has told: it is brought in, read until there is enough, and taken out again.
 
     `also` says of this object whether it has all else that the test needs. `pairs` are the requests with their
@@ -133,23 +119,23 @@ class Seen:
     """
 
     def __init__(
-        self, server, pid, enough=ENOUGH, also=lambda seen: True, latest=lambda exchange: exchange.sent, fronts=()
+        self, server, pid, enough=ENOUGH, also=lambda reading: True, latest=lambda exchange: exchange.sent, fronts=()
     ):
         self.requests: list[RequestRecord] = []
         self.iterations: list[IterationRecord] = []
         self.alive: list[int] = []
         HookRequests(lambda: fronts).bring_in(pid)
-        ring = HookRing(pid)
-        until = time.monotonic() + PATIENCE
-        while (len(self.requests) < enough or not also(self)) and time.monotonic() < until:
+        ring, self.came = HookRing(pid), time.monotonic()
+        deadline = time.monotonic() + PATIENCE
+        while (len(self.requests) < enough or not also(self)) and time.monotonic() < deadline:
             ring.renew()
             sample = ring.read(time.monotonic())
             self.requests += sample.requests
             self.iterations += sample.iterations
             self.alive += [] if sample.alive is None else [sample.alive]
             time.sleep(0.1)
-        told = Path(find_ring(pid)).read_bytes()
-        assert told.count(b"\0") < len(told) and CONTENT.encode() not in told, "only counts and times"
+        content = Path(find_ring(pid)).read_bytes()
+        assert content.count(b"\0") < len(content) and CONTENT.encode() not in content, "only counts and times"
         ring.release()
         ring.close()
         take_out([pid])
@@ -166,48 +152,54 @@ def paired(requests, exchanges, latest):
     It arrived after the client began and at the `latest` one says; it ended after its handler was `ready` (if the
     answer says when) and when the client had the answer, which may go on before the server does.
     """
-    pairs, left = [], sorted(exchanges, key=lambda one: one.end)
-    for one in sorted(requests, key=lambda one: one.end):
-        arrival = one.end - one.seconds
+    pairs, left = [], sorted(exchanges, key=lambda exchange: exchange.end)
+    for request in sorted(requests, key=lambda request: request.end):
+        arrival = request.end - request.seconds
         for exchange in left:
             ready = exchange.answer.get("ready", exchange.start)
             arrives = exchange.start - TICK <= arrival <= latest(exchange) + 2 * TICK
-            if arrives and ready <= one.end <= exchange.end + 2 * TICK:
-                pairs.append((one, exchange))
+            if arrives and ready <= request.end <= exchange.end + 2 * TICK:
+                pairs.append((request, exchange))
                 left.remove(exchange)
                 break
     return pairs
 
 
-def check_latency(seen):
+def check_latency(reading):
     """Nearly all requests lasted from when their client sent them until it had the answer, as far as cores are free."""
-    assert len(seen.pairs) >= 0.75 * len(seen.requests)
+    assert len(reading.pairs) >= 0.75 * len(reading.requests)
 
 
-def check_parts(requests):
-    """Return those of which all parts are known, at least half of them. These add up to the request."""
-    whole = [one for one in requests if None not in (one.queue, one.preprocess, one.model, one.postprocess)]
+def check_parts(requests, since=0.0):
+    """Return those of which all parts are known, at least half of them. These add up to the request.
+
+    Those that began before `since` are not returned: the hook may have come in the middle of their model's forward.
+    """
+    whole = []
+    for request in requests:
+        parts = (request.queue, request.preprocess, request.model, request.postprocess)
+        if None not in parts:
+            assert sum(parts) == pytest.approx(request.seconds, abs=1e-6)
+            whole.append(request)
     assert len(whole) >= len(requests) // 2
-    for one in whole:
-        assert one.queue + one.preprocess + one.model + one.postprocess == pytest.approx(one.seconds, abs=1e-6)
-    return whole
+    return [request for request in whole if request.end - request.seconds >= since]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
+def start():
     """`start(script, *arguments)` starts one of the servers, or returns the one that was started with these before."""
-    begun: dict[tuple, Server] = {}
+    begun: dict[tuple, LoadedServer] = {}
 
-    def begin(*command):
-        if command not in begun:
-            port, (script, *arguments) = free_port(), command
-            argv = [sys.executable, str(SERVERS / script), str(port), *map(str, arguments)]
-            begun[command] = Server(tmp_path_factory.mktemp("server"), argv, port)
-        return begun[command]
+    with ExitStack() as servers:
 
-    yield begin
-    for server in begun.values():
-        server.end()
+        def begin(*command):
+            if command not in begun:
+                script, *arguments = command
+                server = LoadedServer([str(SERVERS / script), "{port}", *map(str, arguments)])
+                begun[command] = servers.enter_context(server)
+            return begun[command]
+
+        yield begin
 
 
 @pytest.fixture(params=[("h11", "asyncio"), ("httptools", "uvloop")], ids=["h11-asyncio", "httptools-uvloop"])
@@ -220,20 +212,20 @@ def web_server(request, start):
 
 def test_a_web_server_whose_handlers_run_in_threads(web_server):
     web_server.load("/threads")
-    seen = Seen(web_server, web_server.process.pid, also=lambda seen: CLIENTS in seen.alive)
-    check_latency(seen)
-    for one in check_parts(seen.requests):
-        assert one.preprocess >= 0.010 and one.model >= 0.020 and one.postprocess >= 0.005
-    assert max(seen.alive) == CLIENTS
+    reading = HookReading(web_server, web_server.process.pid, also=lambda reading: CLIENTS in reading.alive)
+    check_latency(reading)
+    for request in check_parts(reading.requests, reading.came):
+        assert request.preprocess >= 0.010 and request.model >= 0.020 and request.postprocess >= 0.005
+    assert max(reading.alive) == CLIENTS
 
 
 def test_handlers_that_block_the_event_loop_make_the_others_wait(web_server):
     web_server.load("/loop")
-    seen = Seen(web_server, web_server.process.pid)
-    check_latency(seen)
-    check_parts(seen.requests)
+    reading = HookReading(web_server, web_server.process.pid)
+    check_latency(reading)
+    check_parts(reading.requests)
     # Until the loop comes to their handler, requests wait in it or in their sockets. Most do so while others compute.
-    waits = [(one.queue, exchange.answer["began"] - exchange.sent) for one, exchange in seen.pairs]
+    waits = [(request.queue, exchange.answer["began"] - exchange.sent) for request, exchange in reading.pairs]
     assert median([abs(queue - wait) for queue, wait in waits]) <= 2 * TICK
     assert median([wait for _, wait in waits]) >= 0.010
 
@@ -241,12 +233,12 @@ def test_handlers_that_block_the_event_loop_make_the_others_wait(web_server):
 def test_the_first_part_of_a_streamed_answer(web_server):
     # One client: with several it would not be sure which answer is whose.
     web_server.load("/stream", clients=1)
-    seen = Seen(web_server, web_server.process.pid, 20)
-    check_latency(seen)
-    for one, exchange in seen.pairs:
+    reading = HookReading(web_server, web_server.process.pid, 20)
+    check_latency(reading)
+    for request, exchange in reading.pairs:
         answer = exchange.answer
         # Two more calls of the model come after it.
-        assert answer["first"] <= one.end - one.seconds + one.first_sent <= answer["ready"] - 2 * 0.020
+        assert answer["first"] <= request.end - request.seconds + request.first_sent <= answer["ready"] - 2 * 0.020
 
 
 def test_a_web_server_without_torch(start):
@@ -257,22 +249,24 @@ def test_a_web_server_without_torch(start):
     server.load("/ask")
     with pytest.raises(AttachRefused, match="has not loaded torch"):
         HookRequests().bring_in(pid)
-    seen = Seen(server, pid, also=lambda seen: CLIENTS in seen.alive, fronts=(pid,))
-    check_latency(seen)
-    assert {one.model for one in seen.requests} == {None} and max(seen.alive) == CLIENTS
+    reading = HookReading(server, pid, also=lambda reading: CLIENTS in reading.alive, fronts=(pid,))
+    check_latency(reading)
+    assert {request.model for request in reading.requests} == {None} and max(reading.alive) == CLIENTS
     # As soon as it has torch, the hook leaves and may come again for all that there is to measure.
     server.load("/ask")
     HookRequests(lambda: (pid,)).bring_in(pid)
     ring = HookRing(pid)
-    assert server.answers("/load")
-    until = time.monotonic() + PATIENCE
-    while ring.state != "removed" and time.monotonic() < until:
+    urlopen(f"http://127.0.0.1:{server.port}/load", timeout=60).read()
+
+    def has_left():
         ring.renew()
         ring.read(time.monotonic())
-        time.sleep(0.05)
+        return ring.state == "removed"
+
+    until(has_left, PATIENCE, pause=0.05)
     ring.close()
     assert find_ring(pid) is None
-    assert any(one.model is not None for one in Seen(server, pid).requests)
+    assert any(request.model is not None for request in HookReading(server, pid).requests)
 
 
 @pytest.mark.slow
@@ -288,9 +282,9 @@ def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, w
         serving = report["serving"]
         assert report["target"]["engine"].startswith("werkzeug" if kind == "werkzeug" else "http.server")
         assert serving["basis"] == "hook" and serving["requests_per_s"] > 0
-        until = time.monotonic()
-        lately = [one for one in server.exchanges if one.end > until - report["window_s"]]
-        took = median([one.end - one.start for one in lately])
+        now = time.monotonic()
+        lately = [exchange for exchange in server.exchanges if exchange.end > now - report["window_s"]]
+        took = median([exchange.end - exchange.start for exchange in lately])
         assert serving["latency_ms"]["p50"] == pytest.approx(1e3 * took, abs=1e3 * 2 * TICK)
         assert serving["requests_per_s"] == pytest.approx(len(lately) / report["window_s"], rel=0.25)
 
@@ -302,37 +296,36 @@ def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, w
 @pytest.mark.parametrize(
     ("command", "engine", "part"),
     [
-        ("-m gunicorn plain_front:application --workers 2 --bind 127.0.0.1:PORT --chdir SERVERS", "gunicorn", "worker"),
-        pytest.param("SERVERS/plain_front.py PORT forked", "http.server", "API server", marks=pytest.mark.slow),
+        (
+            "-m gunicorn plain_front:application --workers 2 --bind 127.0.0.1:{port} --chdir SERVERS",
+            "gunicorn",
+            "worker",
+        ),
+        pytest.param("SERVERS/plain_front.py {port} forked", "http.server", "API server", marks=pytest.mark.slow),
     ],
     ids=["gunicorn", "http.server"],
 )
-def test_requests_of_forked_workers_are_those_of_one_server(command, engine, part, tmp_path, watched):
+def test_requests_of_forked_workers_are_those_of_one_server(command, engine, part, watched):
     pytest.importorskip(engine)
-    port = free_port()
-    words = command.replace("PORT", str(port)).replace("SERVERS", str(SERVERS)).split()
-    server = Server(tmp_path, [sys.executable, *words], port)
-    try:
+    with LoadedServer(command.replace("SERVERS", str(SERVERS)).split()) as server:
         server.load("/ask", pause=0.01)
 
         def check(report):
             serving, target = report["serving"], report["target"]
             assert target["engine"].startswith(engine)
             assert [process.get("part") for process in target["processes"]].count(part) == 2
-            until = time.monotonic()
-            lately = [one for one in server.exchanges if one.end > until - serving["window_s"]]
+            now = time.monotonic()
+            lately = [exchange for exchange in server.exchanges if exchange.end > now - serving["window_s"]]
             assert serving["basis"] == "hook"
             assert serving["requests_per_s"] == pytest.approx(len(lately) / serving["window_s"], rel=0.15)
-            took = median([one.end - one.start for one in lately])
+            took = median([exchange.end - exchange.start for exchange in lately])
             assert serving["latency_ms"]["p50"] == pytest.approx(1e3 * took, abs=1e3 * 2 * TICK)
 
         watched(server.process.pid, check, least=8.0)
         server.unload()
         assert server.failures == []
-        tree = psutil.Process(server.process.pid).children(recursive=True)
-        assert [find_ring(process.pid) for process in tree] == [None, None]
-    finally:
-        server.end()
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        assert [find_ring(process.pid) for process in children] == [None, None]
 
 
 def worker_of(server):
@@ -350,22 +343,22 @@ def test_the_worker_of_litserve(batch, start):
     server = start("litserve_server.py", batch)
     server.load("/predict", json.dumps({"text": CONTENT}).encode())
 
-    def full(seen):
-        return batch in (turn.requests for turn in seen.iterations)
+    def full(reading):
+        return batch in (turn.requests for turn in reading.iterations)
 
-    seen = Seen(server, worker_of(server), also=full, latest=lambda exchange: exchange.answer["began"])
-    check_latency(seen)
+    reading = HookReading(server, worker_of(server), also=full, latest=lambda exchange: exchange.answer["began"])
+    check_latency(reading)
     # What passes in the web server, another process, is not in it.
-    assert median([one.seconds / (exchange.end - exchange.start) for one, exchange in seen.pairs]) >= 0.5
-    for one in check_parts(seen.requests):
-        assert one.preprocess >= 0.008 and one.model >= 0.020 and one.postprocess >= 0.002
-    sizes = [turn.requests for turn in seen.iterations]
-    assert max(sizes) == batch and sum(sizes) == pytest.approx(len(seen.requests), abs=2 * batch)
-    for turn in seen.iterations:
+    assert median([request.seconds / (exchange.end - exchange.start) for request, exchange in reading.pairs]) >= 0.5
+    for request in check_parts(reading.requests, reading.came):
+        assert request.preprocess >= 0.008 and request.model >= 0.020 and request.postprocess >= 0.002
+    sizes = [turn.requests for turn in reading.iterations]
+    assert max(sizes) == batch and sum(sizes) == pytest.approx(len(reading.requests), abs=2 * batch)
+    for turn in reading.iterations:
         assert turn.seconds >= turn.model >= 0.020 and turn.prepare >= 0.003 * turn.requests + 0.005
 
 
-def told(request):
+def has_tokens(request):
     """Whether the engine has said how many tokens it made."""
     return request.tokens is not None
 
@@ -377,20 +370,25 @@ def test_continuous_batching_of_transformers_behind_a_web_server(start):
     server = start("batching_server.py", 64)
     server.load("/generate")
     # The hook measures requests of the web server at once, those of the engine when it has loaded that.
-    seen = Seen(server, server.process.pid, also=lambda seen: sum(map(told, seen.requests)) >= ENOUGH)
-    check_latency(seen)
-    measured = list(takewhile(told, reversed(seen.requests)))
+
+    def enough_have(reading):
+        return sum(map(has_tokens, reading.requests)) >= ENOUGH
+
+    reading = HookReading(server, server.process.pid, also=enough_have)
+    check_latency(reading)
+    measured = list(takewhile(has_tokens, reversed(reading.requests)))
     assert len(measured) >= ENOUGH - CLIENTS
     check_parts(measured)
-    assert {(one.tokens, one.prompt_tokens) for one in measured} == {(12, 5)}, "one record for each"
-    assert all(0 < one.first_token < one.seconds for one in measured)
-    assert {"decode"} <= {turn.kind for turn in seen.iterations} <= {"prefill", "decode", "mixed"}
-    for turn in seen.iterations:
+    assert {(request.tokens, request.prompt_tokens) for request in measured} == {(12, 5)}, "one record for each"
+    assert all(0 < request.first_token < request.seconds for request in measured)
+    assert {"decode"} <= {turn.kind for turn in reading.iterations} <= {"prefill", "decode", "mixed"}
+    for turn in reading.iterations:
         assert turn.schedule + turn.prepare + turn.model + turn.output <= turn.seconds + 1e-6
         assert turn.requests <= CLIENTS and 0 < turn.kv_used < 1
 
 
-def vllm_command(folder, port, blocks=None):
+def vllm_command(folder, blocks=None):
+    """The words of the command behind the interpreter, for a tiny model in the folder."""
     if VLLM_PYTHON is None:
         pytest.skip("AITOP_TEST_VLLM_PYTHON names no interpreter")
     if subprocess.run([VLLM_PYTHON, "-c", "import vllm"], capture_output=True).returncode:
@@ -398,29 +396,27 @@ def vllm_command(folder, port, blocks=None):
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(TINY))
     return [
-        VLLM_PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model"),
+        "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model"),
         "--load-format", "dummy", "--enforce-eager", "--dtype", "float32", "--skip-tokenizer-init",
-        "--max-model-len", "128", "--block-size", "32", "--port", str(port),
+        "--max-model-len", "128", "--block-size", "32", "--port", "{port}",
         *(["--num-gpu-blocks-override", str(blocks)] if blocks else []),
     ]  # fmt: skip
 
 
 @pytest.fixture(params=[None, 6], ids=["roomy", "crowded"])
 def vllm_server(request, tmp_path):
-    port = free_port()
-    command = vllm_command(tmp_path, port, request.param)
+    command = vllm_command(tmp_path, request.param)
     # No monitor of ours in its path.
     environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": ""}
-    server = Server(tmp_path, command, port, patience=180, env=environment)
-    server.crowded = request.param is not None
-    yield server
-    server.end()
+    with LoadedServer(command, python=VLLM_PYTHON, env=environment) as server:
+        server.crowded, server.model = request.param is not None, str(tmp_path / "model")
+        yield server
 
 
 def test_the_engine_of_vllm(vllm_server):
     server = vllm_server
     asked = {"prompt": [5, 6, 7, 8], "max_tokens": 48, "min_tokens": 48, "temperature": 0, "detokenize": False}
-    body = json.dumps({"model": str(server.log.parent / "model"), "ignore_eos": True, **asked})
+    body = json.dumps({"model": server.model, "ignore_eos": True, **asked})
     server.load("/v1/completions", body.encode())
     time.sleep(2)
     (engine,) = (
@@ -428,21 +424,21 @@ def test_the_engine_of_vllm(vllm_server):
         for child in psutil.Process(server.process.pid).children(recursive=True)
         if "EngineCore" in child.cmdline()[0]
     )
-    seen = Seen(server, engine, latest=lambda exchange: exchange.end)
-    check_latency(seen)
+    reading = HookReading(server, engine, latest=lambda exchange: exchange.end)
+    check_latency(reading)
     # What the API server does before and after, another process, is not in it.
-    assert median([one.seconds / (exchange.end - exchange.start) for one, exchange in seen.pairs]) >= 0.5
-    known = seen.requests[CLIENTS:]
-    assert {(one.tokens, one.prompt_tokens) for one in known} == {(48, 4)}
-    for one in known:
-        assert one.queue + one.preprocess + one.model == pytest.approx(one.seconds, abs=1e-6)
-        assert 0 < one.first_token < one.seconds and one.postprocess is None
-    assert {"decode"} <= {turn.kind for turn in seen.iterations} <= {"prefill", "decode", "mixed"}
-    for turn in seen.iterations:
+    assert median([request.seconds / (exchange.end - exchange.start) for request, exchange in reading.pairs]) >= 0.5
+    known = reading.requests[CLIENTS:]
+    assert {(request.tokens, request.prompt_tokens) for request in known} == {(48, 4)}
+    for request in known:
+        assert request.queue + request.preprocess + request.model == pytest.approx(request.seconds, abs=1e-6)
+        assert 0 < request.first_token < request.seconds and request.postprocess is None
+    assert {"decode"} <= {turn.kind for turn in reading.iterations} <= {"prefill", "decode", "mixed"}
+    for turn in reading.iterations:
         assert turn.schedule + turn.model + turn.sample + turn.output <= turn.seconds + 1e-6
         assert 1 <= turn.requests <= CLIENTS and turn.prefill_tokens + turn.decode_tokens >= turn.requests
     # The turns and the time without work fill the time.
-    span = seen.iterations[-1].end - seen.iterations[0].end
-    assert sum(turn.seconds + (turn.idle or 0) for turn in seen.iterations[1:]) == pytest.approx(span, rel=0.01)
-    preempted = sum(turn.preempted for turn in seen.iterations)
-    assert bool(preempted) == server.crowded and bool(sum(one.preempted for one in known)) == server.crowded
+    span = reading.iterations[-1].end - reading.iterations[0].end
+    assert sum(turn.seconds + (turn.idle or 0) for turn in reading.iterations[1:]) == pytest.approx(span, rel=0.01)
+    preempted = sum(turn.preempted for turn in reading.iterations)
+    assert bool(preempted) == server.crowded and bool(sum(request.preempted for request in known)) == server.crowded

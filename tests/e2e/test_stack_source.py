@@ -12,9 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from aitop.model.event import Sample
 from aitop.model.stacks import StackWindow
+from aitop.sources import procfs
 from aitop.sources.source import SourceError
 from aitop.sources.stacks import source as stack_source
 from aitop.sources.stacks.source import StackSource
@@ -65,12 +67,15 @@ TRAINING = """
 """
 
 BUSY = """
-    import threading
+    import threading, time
 
     def spin():
         total = 0
         while True:
-            total += 1
+            for _ in range(20_000):
+                total += 1
+            # Other processes want a core, too.
+            time.sleep(0.001)
 
     def nap():
         threading.Event().wait()
@@ -91,16 +96,16 @@ def busy(start: Start) -> subprocess.Popen[str]:
 def windows_of(source: StackSource, least: int) -> list[StackWindow]:
     """Windows until the main threads have at least `least` samples each."""
     source.open()
-    found: list[StackWindow] = []
+    windows: list[StackWindow] = []
     deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
-        found += [sample for sample in source.read() if isinstance(sample, StackWindow)]
+        windows += [sample for sample in source.read() if isinstance(sample, StackWindow)]
         counts: Counter[int] = Counter()
-        for window in found:
+        for window in windows:
             for stack in window.stacks:
                 counts[stack.pid] += stack.count * stack.main
         if counts and min(counts.values()) >= least:
-            return found
+            return windows
         time.sleep(source.interval)
     pytest.fail(f"only {counts} samples in {HANG} s")
 
@@ -182,16 +187,13 @@ def test_an_interrupted_read_ends_and_leaves_no_child(
     source = StackSource([busy.pid], script=None)
     source.open()
     source.read()
-    found: list[object] = []
-    reader = threading.Thread(target=lambda: found.append(source.read()))
+    reads: list[object] = []
+    reader = threading.Thread(target=lambda: reads.append(source.read()))
     reader.start()
-    deadline = time.monotonic() + HANG
-    while not _spies() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert _spies()
+    until(_spies, HANG)
     source.interrupt()
     reader.join(HANG)
-    assert found == [[]]
+    assert reads == [[]]
     assert not _spies()
     assert busy.poll() is None
 
@@ -203,17 +205,15 @@ def test_a_read_that_is_to_finish_gives_what_was_seen_and_leaves_no_child(
     source = StackSource([busy.pid], script=None)
     source.open()
     source.read()
-    found: list[Sample] = []
-    reader = threading.Thread(target=lambda: found.extend(source.read()))
+    samples: list[Sample] = []
+    reader = threading.Thread(target=lambda: samples.extend(source.read()))
     reader.start()
-    deadline = time.monotonic() + HANG
-    while not _spies() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(_spies, HANG)
     time.sleep(1.5)
     source.finish()
     reader.join(HANG)
     assert not _spies()
-    [window] = found
+    [window] = samples
     assert isinstance(window, StackWindow)
     assert 0.0 < window.seconds < 10.0
     main = sum(stack.count for stack in window.stacks if stack.main)
@@ -239,12 +239,12 @@ def test_no_file_is_left_behind(busy: subprocess.Popen[str], tmp_path: Path, mon
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_process_that_is_no_python_says_so() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        with pytest.raises(SourceError, match="no Python") as refused:
-            StackSource([process.pid], script=None).open()
-        assert refused.value.state == "absent"
-        process.kill()
+def test_a_process_that_is_no_python_says_so(start: Start) -> None:
+    process = start(["sleep", "60"], wait=False)
+    until(lambda: procfs.stat(process.pid).comm == "sleep")
+    with pytest.raises(SourceError, match="no Python") as refused:
+        StackSource([process.pid], script=None).open()
+    assert refused.value.state == "absent"
 
 
 def test_a_process_that_is_gone_says_so() -> None:

@@ -12,8 +12,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from expected import BY_NAME
+from waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -132,21 +134,22 @@ def test_the_verdict_comes_and_the_end_of_the_run_is_said(terminal, slow_loader)
 def test_run_on_a_screen_says_where_the_command_is_when_it_is_left_alone(terminal, slow_loader_script):
     window = terminal(120, 36)
     before = window.modes()
-    window.type(f"{AITOP} run -- {shlex.quote(sys.executable)} {slow_loader_script}; echo left $?")
+    command = [sys.executable, str(slow_loader_script)]
+    window.type(f"{AITOP} run -- {shlex.join(command)}; echo left $?")
     window.wait_for("hook●", 60)
-    window.press("q")
-    shown = window.wait_for("left 0")
-    assert window.modes() == before
-    flat = shown.replace("\n", "")
-    pid = int(flat.partition("goes on running as process ")[2].split(",")[0])
+    # Its workers are forks of it.
+    family = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == command]
+    pid = min(family, key=psutil.Process.create_time).pid
+    log = Path(f"/proc/{pid}/fd/1").readlink()
     try:
+        window.press("q")
+        shown = window.wait_for("left 0")
+        assert window.modes() == before
+        flat = shown.replace("\n", "")
+        assert int(flat.partition("goes on running as process ")[2].split(",")[0]) == pid
         assert f"kill {pid}" in flat
         os.kill(pid, 0)
-        log = Path(f"/proc/{pid}/fd/1").readlink()
-        deadline = time.monotonic() + 60
-        while "step 1: loss" not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+        until(lambda: "step 1: loss" in log.read_text(), pause=0.05, why_not=log.read_text)
     finally:
         os.killpg(pid, signal.SIGKILL)
         log.unlink()

@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from waiting import until
 
 from aitop.sources.replay import read_recording
 
@@ -47,10 +47,10 @@ def test_run_puts_the_hook_in_from_the_first_step(recorded):
 def test_a_recording_replays_to_the_report_of_the_live_run(aitop, recorded, slow_loader_script):
     done = aitop("replay", recorded[1], "--format", "json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["verdicts"][0]["id"] == "input-bound"
-    assert said["verdicts"][0]["where"][0]["file"] == str(slow_loader_script)
-    assert said["step"]["basis"] == "hook"
+    report = json.loads(done.stdout)
+    assert report["verdicts"][0]["id"] == "input-bound"
+    assert report["verdicts"][0]["where"][0]["file"] == str(slow_loader_script)
+    assert report["step"]["basis"] == "hook"
     assert aitop("replay", recorded[1], "--format", "text").stdout in recorded[0].stderr
 
 
@@ -78,33 +78,16 @@ def test_replay_of_what_is_no_recording_is_6(aitop, slow_loader_script):
 def test_record_until_ctrl_c(start, tmp_path):
     target = start("import time; print(flush=True); time.sleep(600)")
     recording = tmp_path / "idle.jsonl"
-    watching = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "aitop",
-            "record",
-            "--pid",
-            str(target.pid),
-            "-o",
-            str(recording),
-            "--interval",
-            "200ms",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not recording.exists() or recording.read_text().count('"type":"tick"') < 3:
-            assert time.monotonic() < deadline
-            assert watching.poll() is None, watching.stderr.read()
-            time.sleep(0.05)
-        watching.send_signal(signal.SIGINT)
-        out, err = watching.communicate(timeout=60)
-    finally:
-        watching.kill()
+    words = ["record", "--pid", str(target.pid), "-o", str(recording), "--interval", "200ms"]
+    watching = start([*AITOP, *words], wait=False, stderr=subprocess.PIPE)
+
+    def three_moments():
+        assert watching.poll() is None, watching.stderr.read()
+        return recording.exists() and recording.read_text().count('"type":"tick"') >= 3
+
+    until(three_moments, pause=0.05)
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=60)
     assert (watching.returncode, out) == (0, "")
     assert f"aitop replay {recording}" in err
     assert target.poll() is None

@@ -12,6 +12,7 @@ from aitop.sources.ring.reader import find_ring
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROGRAMS = Path(__file__).parent / "programs"
+SERVERS = Path(__file__).parent / "servers"
 LIFE_SECONDS = 300
 # Long enough for what must not be said to be said.
 LEAST_SECONDS = 4.0
@@ -23,7 +24,7 @@ def below(pid):
 
 
 def roles(report):
-    return {one["pid"]: one["role"] for one in report["target"]["processes"]}
+    return {member["pid"]: member["role"] for member in report["target"]["processes"]}
 
 
 def mains(report):
@@ -49,14 +50,16 @@ def test_trainers_that_another_process_started_and_joins(method, flags, training
         places = mains(report)
         assert places and {place["pid"] for place in places} <= trainers
         assert {Path(place["file"]).name for place in places} == {"hogwild.py"}
-        assert not [one for one in report["verdicts"] if process.pid in one["processes"]], report["verdicts"]
-        wrong = [one for one in report["verdicts"] if one["id"] in ("straggler", "input-bound")]
+        accused = {pid for verdict in report["verdicts"] for pid in verdict["processes"]}
+        assert process.pid not in accused, report["verdicts"]
+        wrong = [verdict for verdict in report["verdicts"] if verdict["id"] in ("straggler", "input-bound")]
         assert not wrong, "they form no group"
         assert flags or report["step"]["count"], "the hook counts the steps of a trainer"
 
-    watched(process.pid, check, *flags, least=LEAST_SECONDS)
+    report = watched(process.pid, check, *flags, least=LEAST_SECONDS)
     if not flags:
-        whoever_asks_for_a_worker_gets_that_worker(max(below(process.pid)), watched)
+        trainer = next(pid for pid, role in roles(report).items() if role == "rank")
+        whoever_asks_for_a_worker_gets_that_worker(trainer, watched)
     check_nothing_stays(process)
 
 
@@ -69,7 +72,7 @@ def whoever_asks_for_a_worker_gets_that_worker(asked, watched):
 
 
 def test_a_server_whose_model_runs_in_a_worker(training, watched):
-    process = training(PROGRAMS / "worker_server.py", LIFE_SECONDS).wait_steps(1)
+    process = training(SERVERS / "worker_server.py", LIFE_SECONDS).wait_steps(1)
 
     def check(report):
         workers = {pid for pid, role in roles(report).items() if role == "rank"}
@@ -78,7 +81,7 @@ def test_a_server_whose_model_runs_in_a_worker(training, watched):
         places = mains(report)
         assert {place["pid"] for place in places} == workers
         assert "predict" in {place["function"] for place in places}
-        assert all(workers <= set(one["processes"]) for one in report["verdicts"]), report["verdicts"]
+        assert all(workers <= set(verdict["processes"]) for verdict in report["verdicts"]), report["verdicts"]
 
     def check_steps(report):
         check(report)
@@ -91,7 +94,7 @@ def test_a_server_whose_model_runs_in_a_worker(training, watched):
 
 @pytest.mark.parametrize("kind", ["pool", "http", "asyncio"])
 def test_a_model_in_another_thread_than_the_main_one(kind, training, watched):
-    process = training(PROGRAMS / "thread_server.py", kind, LIFE_SECONDS).wait_steps(1)
+    process = training(SERVERS / "thread_server.py", kind, LIFE_SECONDS).wait_steps(1)
 
     def check(report):
         assert report["target"]["kind"] == "inference"
@@ -124,6 +127,6 @@ def test_a_script_below_a_script_below_a_shell(training, watched):
         parts = roles(report)
         (child,) = below(process.pid)
         assert (parts[process.pid], parts[child]) == ("launcher", "rank")
-        assert [one["pid"] for one in report["target"]["working"]] == [child]
+        assert [member["pid"] for member in report["target"]["working"]] == [child]
 
     watched(process.pid, check, "--no-hook")

@@ -25,9 +25,9 @@ def forget_compiling():
 def watched():
     aitop.hook.remove()
     forget_compiling()
-    found = hook_runs.Watched()
-    yield found
-    found.ring.close()
+    hook = hook_runs.Watched()
+    yield hook
+    hook.ring.close()
     aitop.hook.remove()
 
 

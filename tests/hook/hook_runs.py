@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from contextlib import closing
@@ -49,6 +50,20 @@ class Net(nn.Module):
         return self.layers(rows)
 
 
+class Words(nn.Module):
+    """A language model of two layers, called as those of transformers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, input_ids=None, mask=None, labels=None, attention_mask=None):
+        return self.out(self.table(labels if input_ids is None else input_ids))
+
+
+IDS = torch.ones(3, 7, dtype=torch.int64)
+
+
 class SlowSgd(torch.optim.SGD):
     pause = 0.0
 
@@ -90,6 +105,14 @@ def patched_attributes() -> dict[str, object]:
         "pre": optim._global_optimizer_pre_hooks,
         "post": optim._global_optimizer_post_hooks,
     }
+
+
+LOOKS = itertools.count(1)
+
+
+def long_after() -> int:
+    """A moment for a look of the hook (monotonic ns), in which what is due now and then is due again."""
+    return time.monotonic_ns() + next(LOOKS) * 10**12
 
 
 class Watched:

@@ -23,13 +23,13 @@ PATIENCE = 60.0
 
 
 def memfds() -> list[str]:
-    found = []
+    links = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
         except OSError:
             continue
-    return [link for link in found if link == read.MEMFD_LINK]
+    return [link for link in links if link == read.MEMFD_LINK]
 
 
 class Asking(threading.Thread):
@@ -51,6 +51,10 @@ class Asking(threading.Thread):
 
 def train_while(asking: Asking, model, data, optimizer) -> None:
     asking.start()
+    go_on_while(asking, model, data, optimizer)
+
+
+def go_on_while(asking: Asking, model, data, optimizer) -> None:
     deadline = time.monotonic() + PATIENCE
     while asking.is_alive():
         assert time.monotonic() < deadline, "the burst never came to an end"
@@ -90,8 +94,7 @@ def test_losses_are_the_same_with_a_burst_in_between(watched, run):
     asking = Asking(steps=4)
     asking.start()
     second = hook_runs.train(profiled, data, torch.optim.SGD(profiled.parameters(), 0.1), times=3)
-    while asking.is_alive():
-        hook_runs.train(model, data, optimizer)
+    go_on_while(asking, model, data, optimizer)
     assert second == first
     assert steps["param_groups"][0]["lr"] == 0.1
 

@@ -70,24 +70,24 @@ def by_name(facts, kind):
 
 def test_copies_and_waits_with_their_lines(hooked):
     run()
-    found = hooked.facts()
-    moved = by_name(found, "transfer")["to"]
+    facts = hooked.facts()
+    moved = by_name(facts, "transfer")["to"]
     assert (moved.file, moved.line, moved.function) == (__file__, line_of("rows.to"), "step")
     # The first came before anything that tells which thread steps.
     assert (moved.calls, moved.bytes, moved.pageable_bytes) == (5, 5 * 4 * 8 * 4, 5 * 4 * 8 * 4)
     assert moved.seconds > 0
-    waits = by_name(found, "blocking")
+    waits = by_name(facts, "blocking")
     assert (waits["to"].line, waits["to"].calls) == (line_of("moved.to"), 5)
     assert (waits["item"].line, waits["item"].calls) == (line_of(".item()"), 6)
-    assert set(found.watches) >= {"transfer", "blocking"}
+    assert set(facts.watches) >= {"transfer", "blocking"}
 
 
 def test_a_copy_that_a_mode_calls_from_within_is_one_copy(hooked):
     with torch.device("cpu"):  # as set_default_device does
         run()
-    found = hooked.facts()
-    assert by_name(found, "transfer")["to"].calls == 5
-    assert by_name(found, "blocking")["to"].calls == 5
+    facts = hooked.facts()
+    assert by_name(facts, "transfer")["to"].calls == 5
+    assert by_name(facts, "blocking")["to"].calls == 5
 
 
 def test_steps_carry_what_they_moved_and_waited(hooked):
@@ -104,9 +104,9 @@ def test_a_run_on_the_cpu_is_not_touched(watched):
     watched.session.look(time.monotonic_ns())
     assert own_methods() == OWN_BEFORE
     assert vars(torch.Tensor)["__repr__"] is REPR_BEFORE
-    found = watched.facts()
-    assert found.calls == ()
-    assert not {"transfer", "blocking"} & set(found.watches)
+    facts = watched.facts()
+    assert facts.calls == ()
+    assert not {"transfer", "blocking"} & set(facts.watches)
 
 
 def test_a_device_is_noticed_when_it_comes_into_use(monkeypatch, watched):
@@ -149,10 +149,10 @@ def test_values_shapes_and_copies(hooked):
     here.copy_(there)
     there.copy_(here)
     there.to("cpu", torch.float32, non_blocking=True)
-    found = hooked.facts()
-    waits = by_name(found, "blocking")
+    facts = hooked.facts()
+    waits = by_name(facts, "blocking")
     assert set(waits) == {"bool", "float", "int", "tolist", "nonzero", "equal", "copy_"}
-    assert by_name(found, "transfer")["copy_"].bytes == 16
+    assert by_name(facts, "transfer")["copy_"].bytes == 16
 
 
 def test_errors_of_the_users_stay_as_they_are(hooked):
@@ -289,10 +289,10 @@ def test_many_calls_are_sampled_and_stand_for_all():
             # Eight lines in a fixed pattern, one of them dear.
             (first if number % 8 else second)(sites)
     assert 8000 / 100 < looked < 8000 / 50
-    found = {call["function"]: call for call in sites.facts()}
-    assert found["first"]["calls"] == pytest.approx(7000, rel=0.3)
-    assert found["second"]["calls"] == pytest.approx(1000, rel=0.6)
-    assert found["second"]["seconds"] == pytest.approx(found["second"]["calls"] * 5e-6, rel=0.01)
+    by_function = {call["function"]: call for call in sites.facts()}
+    assert by_function["first"]["calls"] == pytest.approx(7000, rel=0.3)
+    assert by_function["second"]["calls"] == pytest.approx(1000, rel=0.6)
+    assert by_function["second"]["seconds"] == pytest.approx(by_function["second"]["calls"] * 5e-6, rel=0.01)
 
 
 def first(sites):
@@ -309,9 +309,9 @@ def test_the_table_of_lines_is_bounded():
         text = "\n" * number + "add('to', 10 * LINE, 8, 8)"
         exec(compile(text, "/home/me/train.py", "exec"), {"add": sites.add, "LINE": number + 1})
     assert len(sites._sites) <= callsites.MOST_SITES
-    found = sites.facts()
-    assert len(found) == callsites.SHOWN
-    assert found[0]["line"] == 3 * callsites.MOST_SITES
+    facts = sites.facts()
+    assert len(facts) == callsites.SHOWN
+    assert facts[0]["line"] == 3 * callsites.MOST_SITES
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import hook_runs
 import pytest
+from waiting import until
 
 from aitop.hook.measures.serving.earlier import Earlier
 
@@ -32,13 +33,6 @@ def alive_after_a_request(watched, connection):
     connection.request("GET", "/at-once")
     connection.getresponse().read()
     return alive(watched)
-
-
-def until(true):
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Waits(BaseHTTPRequestHandler):
@@ -141,8 +135,7 @@ async def serving(application):
     uvicorn = pytest.importorskip("uvicorn")
     server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
     serves = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    await soon(lambda: server.started)
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     await serves
@@ -154,9 +147,9 @@ async def asked(port, path):
     return reader, writer
 
 
-async def soon(true):
+async def soon(condition):
     for _ in range(int(PATIENCE / 0.01)):
-        if true():
+        if condition():
             return
         await asyncio.sleep(0.01)
     raise AssertionError

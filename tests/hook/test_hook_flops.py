@@ -75,16 +75,16 @@ def cnn():
 )
 def test_as_torch_counts(model, inputs):
     rows = torch.randn(inputs)
-    found = walked(model, rows)
-    assert found.whole and found.hidden == ()
-    assert found.flops == pytest.approx(counted(model, rows), rel=0.01)
+    walked_graph = walked(model, rows)
+    assert walked_graph.whole and walked_graph.hidden == ()
+    assert walked_graph.flops == pytest.approx(counted(model, rows), rel=0.01)
 
 
 def test_attention_is_two_products_forward_and_five_backward():
     query, key = torch.randn(2, 3, 7, 8, requires_grad=True), torch.randn(2, 3, 5, 8, requires_grad=True)
     out = functional.scaled_dot_product_attention(query, key, key)
-    found = walk((out.sum(),), CUSTOM, MOST_NODES, 10 * MOST_NS)
-    assert found.flops in (7 * 2 * 2 * 3 * 7 * 5 * 8, 6 * 2 * 2 * 3 * 7 * 5 * 8)
+    walked_graph = walk((out.sum(),), CUSTOM, MOST_NODES, 10 * MOST_NS)
+    assert walked_graph.flops in (7 * 2 * 2 * 3 * 7 * 5 * 8, 6 * 2 * 2 * 3 * 7 * 5 * 8)
 
 
 def test_recurrent_weights_are_used_at_every_moment():
@@ -107,8 +107,8 @@ def test_packed_sequences_have_a_row_for_each_of_their_moments(gradient):
 
 def test_dtypes_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = walked(mlp(), torch.randn(5, 16))
-    assert set(found.dtypes) == {"bfloat16"}
+        walked_graph = walked(mlp(), torch.randn(5, 16))
+    assert set(walked_graph.dtypes) == {"bfloat16"}
 
 
 def test_saved_tensors_are_left_alone():
@@ -125,8 +125,8 @@ def test_saved_tensors_are_left_alone():
 
 def test_a_graph_that_hides_its_shapes_says_so():
     model, rows = mlp(), torch.randn(5, 16, requires_grad=True)
-    found = walk((checkpoint(model, rows, use_reentrant=True).sum(),), CUSTOM, MOST_NODES, MOST_NS)
-    assert figures(torch, [found]) == {"flops_basis": "CheckpointFunction hides its shapes"}
+    walked_graph = walk((checkpoint(model, rows, use_reentrant=True).sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert figures(torch, [walked_graph]) == {"flops_basis": "CheckpointFunction hides its shapes"}
 
 
 class CompiledFunction(torch.autograd.Function):
@@ -142,8 +142,8 @@ class CompiledFunction(torch.autograd.Function):
 
 
 def test_a_compiled_model_has_no_figure():
-    found = walk((CompiledFunction.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
-    assert figures(torch, [found]) == {"flops_basis": "CompiledFunction hides its shapes"}
+    walked_graph = walk((CompiledFunction.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert figures(torch, [walked_graph]) == {"flops_basis": "CompiledFunction hides its shapes"}
 
 
 class Half(torch.autograd.Function):
@@ -157,9 +157,9 @@ class Half(torch.autograd.Function):
 
 
 def test_custom_functions_are_named():
-    found = walk((Half.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
-    assert found.hidden == ("Half",) and found.flops > 0
-    assert figures(torch, [found])["flops_basis"] == "shapes in the autograd graph, without Half"
+    walked_graph = walk((Half.apply(mlp()(torch.randn(5, 16))).sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert walked_graph.hidden == ("Half",) and walked_graph.flops > 0
+    assert figures(torch, [walked_graph])["flops_basis"] == "shapes in the autograd graph, without Half"
 
 
 def test_the_function_that_hides_a_model_is_named_among_many():
@@ -167,8 +167,8 @@ def test_the_function_that_hides_a_model_is_named_among_many():
     loss = torch.ones(2, requires_grad=True)
     for name in reversed(names):
         loss = type(name, (Half,), {}).apply(loss)
-    found = walk((loss.sum(),), CUSTOM, MOST_NODES, MOST_NS)
-    assert figures(torch, [found]) == {"flops_basis": "CompiledFunction hides its shapes"}
+    walked_graph = walk((loss.sum(),), CUSTOM, MOST_NODES, MOST_NS)
+    assert figures(torch, [walked_graph]) == {"flops_basis": "CompiledFunction hides its shapes"}
 
 
 def test_a_walk_is_bounded():
@@ -177,8 +177,8 @@ def test_a_walk_is_bounded():
         value = value * 1.0
     assert not walk((value,), CUSTOM, 1000, 10**10).whole
     assert not walk((value,), CUSTOM, MOST_NODES, 0).whole
-    found = walk((value,), CUSTOM, MOST_NODES, 10**10)
-    assert found.whole and found.ops == 3000
+    walked_graph = walk((value,), CUSTOM, MOST_NODES, 10**10)
+    assert walked_graph.whole and walked_graph.ops == 3000
 
 
 def test_a_walk_goes_on_where_others_had_the_core_meanwhile(monkeypatch):
@@ -188,8 +188,8 @@ def test_a_walk_goes_on_where_others_had_the_core_meanwhile(monkeypatch):
         value = value * 1.0
     reads = iter(range(10**9, 10**18, 10**9))
     monkeypatch.setattr(time, "monotonic_ns", lambda: next(reads))
-    found = walk((value,), CUSTOM, MOST_NODES, MOST_NS)
-    assert found.whole and found.ops == 300
+    walked_graph = walk((value,), CUSTOM, MOST_NODES, MOST_NS)
+    assert walked_graph.whole and walked_graph.ops == 300
 
 
 def test_the_mean_of_different_backwards(watched, monkeypatch):
@@ -203,9 +203,9 @@ def test_the_mean_of_different_backwards(watched, monkeypatch):
         large(rows).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = watched.facts()
-    assert found.flops_per_backward == 2 * 4 * 8 * (8 + 80) / 2 * 2
-    assert (found.flops_basis, found.flops_dtype) == ("shapes in the autograd graph", "float32")
+    facts = watched.facts()
+    assert facts.flops_per_backward == 2 * 4 * 8 * (8 + 80) / 2 * 2
+    assert (facts.flops_basis, facts.flops_dtype) == ("shapes in the autograd graph", "float32")
 
 
 def test_a_backward_with_keywords_is_counted(watched):
@@ -279,14 +279,14 @@ def test_losses_are_the_same(unhooked):
         torch.manual_seed(3)
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        found = []
+        losses = []
         for _ in range(30):
             loss = model(torch.randn(4, 8)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.item())
-        return found
+            losses.append(loss.item())
+        return losses
 
     plain = losses()
     aitop.hook.install("run")

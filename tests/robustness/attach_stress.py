@@ -201,10 +201,11 @@ def main() -> int:
     }
     for python in args.python or default_pythons():
         print(f"\n{python}\n{HEAD}", flush=True)
+        own_packages = ("import torch", "import numpy")
         kinds = [
             kind
             for kind in args.kinds or DEFAULT
-            if python == sys.executable or "import torch" not in KINDS.get(kind, ("",))[0]
+            if python == sys.executable or not any(word in KINDS.get(kind, ("",))[0] for word in own_packages)
         ]
         for kind in kinds:
             if (python, kind) not in outcomes:

@@ -39,9 +39,9 @@ from loops import Net, batches, loss_of, optimizer_of
 
 def over(diary: Diary) -> bool:
     """What the first rank says goes for all."""
-    said = torch.tensor(float(diary.over()))
-    dist.broadcast(said, src=0)
-    return bool(said)
+    over_here = torch.tensor(float(diary.over()))
+    dist.broadcast(over_here, src=0)
+    return bool(over_here)
 
 
 def train(diary: Diary, model) -> None:

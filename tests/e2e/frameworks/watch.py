@@ -18,6 +18,7 @@ from typing import Any
 from aitop.attach.entrance import install, remove
 from aitop.model.steps import HookFacts, StepRecord
 from aitop.sources.ring.reader import HookRing
+from waiting import until
 
 FOLDER = Path(__file__).parent
 PHASES = ("data_wait", "forward", "backward", "optimizer")
@@ -73,13 +74,12 @@ class Script:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def until(self, come: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not come():
+        def come_or_ended() -> object:
             if self.process.poll() is not None and not come():
                 raise AssertionError(f"the script ended before {what}:\n{self.errors.read_text()[-3000:]}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"no {what} in {PATIENCE} s:\n{self.errors.read_text()[-3000:]}")
-            time.sleep(0.01)
+            return come()
+
+        until(come_or_ended, PATIENCE, why_not=lambda: f"no {what}:\n{self.errors.read_text()[-3000:]}")
 
     def watch(self, kind: str, pid: int | None = None, rank: str = "", wants: Wants = has_loaders) -> Seen:
         """Let the hook in, read it until the newest facts and all records are what one `wants`, and take it out."""
@@ -104,21 +104,21 @@ class Script:
     def _read(self, pid: int, wants: Wants) -> tuple[list[StepRecord], HookFacts | None]:
         ring = HookRing(pid)
         records: list[StepRecord] = []
-        found: list[HookFacts] = []
+        facts: list[HookFacts] = []
 
         def enough() -> bool:
             ring.renew()
             sample = ring.read(time.monotonic())
             records.extend(sample.steps)
             if sample.facts is not None:
-                found.append(sample.facts)
-            return len(records) >= RECORDS and bool(found) and bool(wants(found[-1], records))
+                facts.append(sample.facts)
+            return len(records) >= RECORDS and bool(facts) and bool(wants(facts[-1], records))
 
         try:
             self.until(enough, "records of the hook")
         finally:
             ring.close()
-        return records, found[-1] if found else None
+        return records, facts[-1] if facts else None
 
     def end(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -17,12 +17,6 @@ import sys
 import threading
 import time
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-
 SLOW = ("input", "compute", "batches", "contention", "comm")
 HANGS = ("lock", "skip", "died", "killed", "mismatch", "worker")
 # Four ranks on two cores exchange for 5 to 15 ms; a healthy job has more to do than that.
@@ -57,6 +51,17 @@ def start(args: argparse.Namespace) -> int:
     ]
     return max(process.wait() for process in ranks)
 
+
+if __name__ == "__main__":
+    options = arguments()
+    if options.launch == "processes" and "RANK" not in os.environ:
+        sys.exit(start(options))  # without torch, which takes its time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
 
 guard = threading.Lock()
 
@@ -190,9 +195,6 @@ def run(rank: int, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    options = arguments()
-    if options.launch == "processes" and "RANK" not in os.environ:
-        sys.exit(start(options))
     if options.launch == "spawn":
         torch.multiprocessing.spawn(run, args=(options,), nprocs=options.world)
     else:

@@ -58,7 +58,7 @@ def launch(ranks: int, *, restart: bool) -> None:
     while any(process.poll() is None for process in running) or restart:
         time.sleep(0.1)
         if restart:
-            running = [one if one.poll() is None else start(rank) for rank, one in enumerate(running)]
+            running = [process if process.poll() is None else start(rank) for rank, process in enumerate(running)]
 
 
 if __name__ == "__main__":

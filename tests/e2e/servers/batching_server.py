@@ -1,4 +1,4 @@
-"""transformers' continuous batching behind FastAPI, with a tiny random model: `server.py PORT BLOCKS`."""
+"""transformers' continuous batching behind FastAPI, with a tiny random model: `batching_server.py PORT BLOCKS`."""
 
 import asyncio
 import sys

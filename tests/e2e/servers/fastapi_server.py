@@ -1,4 +1,4 @@
-"""A FastAPI server with a model: `server.py PORT [h11|httptools] [asyncio|uvloop]`."""
+"""A FastAPI server with a model: `fastapi_server.py PORT [h11|httptools] [asyncio|uvloop]`."""
 
 import sys
 import time

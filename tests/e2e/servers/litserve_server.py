@@ -1,4 +1,4 @@
-"""A LitServe server: `server.py PORT MAX_BATCH`."""
+"""A LitServe server: `litserve_server.py PORT MAX_BATCH`."""
 
 import sys
 import time
