@@ -18,7 +18,7 @@ WIDTH = 80
 UNBROKEN = "\u00a0"
 """A no-break space: textwrap does not break a line there."""
 BAR = 40
-PHASE_NAMES = {"data_wait": "data", "outside": "host"}
+PHASE_NAMES = {"data_wait": "data", "communication": "exchange", "outside": "host"}
 """What phases are called where that differs from their key."""
 PLACES_SHOWN = PIDS_SHOWN = 4
 # Seconds without progress from which on the report mentions it. Whether a server is stalled, the verdicts say.

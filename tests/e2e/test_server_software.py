@@ -116,7 +116,7 @@ def test_a_server_is_known_from_outside(library, source, command, name, parts, s
         names = [member.get("part") for member in report["target"]["processes"]]
         assert {part: names.count(part) for part in parts} == parts
         assert "loader-worker" not in {member["role"] for member in report["target"]["processes"] if "part" in member}
-        assert report["sources"]["server"] == {"state": "absent", "reason": f"{name} has no /metrics of its own"}
+        assert report["sources"]["server"] == {"state": "absent", "reason": f"aitop knows no /metrics of {name}"}
         assert report["serving"]["basis"] == "stacks"
 
     watched(process.pid, check, "--no-hook")

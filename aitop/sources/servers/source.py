@@ -54,7 +54,7 @@ class ServerSource(Source):
             raise SourceError("absent", "no serving software was recognised", transient=True)
         software, metrics = server.software, server.software.metrics
         if metrics is None:
-            raise SourceError("absent", f"{software.name} has no {PATH} of its own", transient=True)
+            raise SourceError("absent", f"aitop knows no {PATH} of {software.name}", transient=True)
         samples: list[Sample] = []
         failure: SourceError | None = None
         longest = 0.0

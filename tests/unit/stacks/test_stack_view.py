@@ -307,9 +307,11 @@ def test_the_thread_that_steps(of_main, of_other, steps):
     assert stacks.processes[0].samples == 50
 
 
-@pytest.mark.parametrize(("waited_for", "steps"), [("network", "Thread-1"), ("native", "MainThread")])
-def test_a_main_thread_that_polls_sockets_for_others_does_not_step(waited_for, steps):
-    """The stacks show a line that calls into C. Only the kernel says what it waits for there."""
+@pytest.mark.parametrize(
+    ("waited_for", "steps"), [("network", "Thread-1"), ("queue", "Thread-1"), ("native", "MainThread")]
+)
+def test_a_main_thread_that_waits_to_be_sent_something_does_not_step(waited_for, steps):
+    """The stacks show a line that calls into C, such as a poll of sockets. Only the kernel says what it waits for."""
     polls = stack("user/serve.py:17 main | for fd, event in poll.poll():")
     seen = window(
         2.0, *main(RANK, (polls, 50)), (RANK, "Thread-1", False, SERVES, 10), (RANK, "Thread-1", False, RESTS, 40)

@@ -85,6 +85,13 @@ def test_what_python_runs(line, expected):
         ("/venv/bin/wandb-core --port 1", False, "helper"),
         ("python -m wandb.sdk.service", True, "helper"),
         ("python /venv/lib/python3.11/site-packages/torch/_inductor/compile_worker/__main__.py", True, "helper"),
+        (
+            "python -u /venv/lib/python3.11/site-packages/ray/_private/log_monitor.py --session-dir=/tmp/ray",
+            True,
+            "helper",
+        ),
+        ("ray::DashboardAgent", True, "helper"),
+        ("ray::ServeReplica:ranker:Ranker", True, "python"),
         ("bash train.sh", False, "foreign"),
         ("ray::train", True, "python"),
         ("python -B -c from|multiprocessing.resource_tracker|import|main;main(5)", True, "helper"),

@@ -268,7 +268,7 @@ def test_software_without_metrics_is_never_asked(engine):
     with answering(OK, FIGURES) as (_, asked):
         row = BY_NAME[engine]
         one = Server(row, None, {os.getpid(): row.parts[0]}, ())
-        with pytest.raises(SourceError, match="no /metrics of its own") as raised:
+        with pytest.raises(SourceError, match="knows no /metrics of") as raised:
             ServerSource(lambda: one, lambda: None, lambda: False, 0.0).read()
     assert raised.value.state == "absent" and asked == []
 

@@ -146,6 +146,16 @@ def test_places_that_one_kind_of_process_does_not_need_are_the_others(monkeypatc
     assert chooser(monkeypatch, (13,), {"rank": [13]}).next(8) == [13]
 
 
+def test_processes_that_use_cores_come_before_those_that_rest(monkeypatch):
+    """Of Ray's dozen processes, the replica that answers is one."""
+    resting, busy = [20, 21, 22, 23, 24, 25], [30, 31]
+    choice = chooser(monkeypatch, (10,), {"rank": [10], "other": [*resting, *busy]})
+    choice._cores = dict.fromkeys(busy, 0.4)
+    windows = [choice.next(4) for _ in range(6)]
+    assert all(window[:3] == [10, 30, 31] or window[:3] == [10, 31, 30] for window in windows)
+    assert [window[3] for window in windows] == resting
+
+
 def test_a_launcher_is_looked_at_while_it_uses_a_core(monkeypatch):
     some = chooser(monkeypatch, (11,), {"launcher": [9], "rank": [11]})
     assert some.next(8) == [11]
