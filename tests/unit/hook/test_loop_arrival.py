@@ -7,8 +7,8 @@ import statistics
 
 import pytest
 
-from aitop.hook.measures.serving import http
-from aitop.hook.measures.serving.http import LEARNT_FROM, Loop, Threads, Ticks
+from aitop.hook.measures.serving import arrival
+from aitop.hook.measures.serving.arrival import LEARNT_FROM, Loop, Threads, Ticks
 
 MS = 1_000_000
 TICK = 4 * MS
@@ -115,7 +115,7 @@ def test_the_last_tick_is_known_though_the_coarse_clock_lags_it(monkeypatch, beh
         now += chance.randint(1, 20 * MS)
         lag = int((behind + drift * now) % TICK)
         shown = now - now % TICK - lag
-        monkeypatch.setattr(http, "coarse_ns", lambda clock, shown=shown: shown)
+        monkeypatch.setattr(arrival, "coarse_ns", lambda clock, shown=shown: shown)
         errors.append(abs(ticks.since(now) - now % TICK))
     # The lag that drifts goes from a whole tick to none at once.
     assert statistics.quantiles(errors[200:], n=20)[-1] < 0.2 * MS
