@@ -111,7 +111,9 @@ def test_the_alert_fires_for_the_run_that_waits_for_data_and_for_no_other(tmp_pa
 
 def test_a_real_run_is_told_in_every_way_and_its_series_end_with_it(tmp_path, secretive):
     """The last one that needs the run: it ends it."""
-    otlp = pytest.importorskip("test_export_otlp", reason="the extra otlp is not installed")
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra otlp is not installed")
+    import otlp_receiver as otlp
+
     job, port, file = secretive, free_port(), tmp_path / "aitop.prom"
     ways = ("--prometheus", str(port), "--textfile", str(file))
     with otlp.Receiver() as receiver:
