@@ -333,7 +333,7 @@ def test_a_table_of_variables_is_not_followed_for_minutes(statement: str, monkey
     table = "".join(statement.format(number) for number in range(4_000))
     before = time.process_time()
     read = functions("x.py", f"{table}\ndef f(net):\n    y = net(1)\n", [1])
-    assert time.process_time() - before < 0.75
+    assert time.process_time() - before < 5
     assert len(read.spans) == 2 and read.flows == ()
 
 

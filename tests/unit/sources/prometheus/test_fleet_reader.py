@@ -277,7 +277,7 @@ def test_a_slow_answer_is_given_up_after_the_time_limit(slow):
         began = time.monotonic()
         with pytest.raises(AitopError, match=r"gave no whole answer within 0\.3 s"):
             ask(parse(f"http://127.0.0.1:{server.getsockname()[1]}"), {"up": "up", "again": "up"}, patience=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_a_refused_connection_is_one_sentence():
