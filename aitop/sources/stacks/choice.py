@@ -34,9 +34,9 @@ class Chooser:
         """At most so many pids for the next window: half of them do the work, half feed those.
 
         The first one that does the work is always picked, the others take turns. Those that feed it take turns, too,
-        but one that uses cores comes before those that hardly do: these share a single place as long as others want
-        the rest. Until it is known who does the work, the ranks stand for it. Raises SourceError if the target is gone
-        or nothing in its tree is Python.
+        but those that use cores come before those that hardly do: as long as these want all places, one of the others
+        is picked in every third window only. Until it is known who does the work, the ranks stand for it. Raises
+        SourceError if the target is gone or nothing in its tree is Python.
         """
         roles = self._by_role()
         usual = roles.get("rank") or roles.get("other") or roles.get("launcher") or roles.get("helper") or []
@@ -55,7 +55,7 @@ class Chooser:
         places -= len(others)
         busy = [pid for pid in feeding if self._cores.get(pid, 0.0) > BUSY]
         resting = [pid for pid in feeding if pid not in busy]
-        of_busy = self._busy.take(busy, max(places - 1, places - len(resting)))
+        of_busy = self._busy.take(busy, places - (bool(resting) and self._turn % 3 == 0))
         return [*first[:1], *others, *of_busy, *self._resting.take(resting, places - len(of_busy))]
 
     def everyone(self) -> list[int]:

@@ -154,6 +154,9 @@ def test_processes_that_use_cores_come_before_those_that_rest(monkeypatch):
     windows = [choice.next(4) for _ in range(6)]
     assert all(window[:3] == [10, 30, 31] or window[:3] == [10, 31, 30] for window in windows)
     assert [window[3] for window in windows] == resting
+    alone = chooser(monkeypatch, (10,), {"rank": [10], "other": [*resting, *busy]})
+    alone._cores = dict.fromkeys(busy, 0.4)
+    assert [alone.next(2)[1] for _ in range(6)] == [30, 31, 20, 30, 31, 21]
 
 
 def test_a_launcher_is_looked_at_while_it_uses_a_core(monkeypatch):
