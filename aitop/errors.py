@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 # The exit code after Ctrl-C.
 INTERRUPTED = 130
+
+
+def own_error(error: Exception) -> str:
+    """What went wrong in our own code, and where: "ZeroDivisionError: division by zero, engine/core.py:70"."""
+    package, place = os.path.dirname(__file__), ""
+    called = error.__traceback__
+    while called is not None:
+        file = called.tb_frame.f_code.co_filename
+        if file.startswith(package):
+            place = f", {os.path.relpath(file, package)}:{called.tb_lineno}"
+        called = called.tb_next
+    return f"{type(error).__name__}: {error}{place}"
 
 
 class AitopError(Exception):

@@ -10,6 +10,7 @@ from aitop.diagnosis import what_if
 from aitop.diagnosis.evidence import judged_pid, shares_by
 from aitop.diagnosis.rule import Finding, Judgement, Rule, claim
 from aitop.diagnosis.rules import RULES
+from aitop.errors import own_error
 from aitop.model.ledger import Ledger
 from aitop.model.snapshot import Snapshot
 from aitop.model.verdict import SEVERITY_ORDER, Abstention, Diagnosis, Verdict
@@ -129,7 +130,7 @@ def _judged(rule: Rule, snapshot: Snapshot) -> Judgement:
     try:
         return rule(snapshot)
     except Exception as error:  # an error in one rule must not stop the others
-        return Abstention(id=rule.id, reason=f"this rule failed ({type(error).__name__}: {error})")
+        return Abstention(id=rule.id, reason=f"this rule failed ({own_error(error)})")
 
 
 def _without(snapshot: Snapshot, claims: frozenset[tuple[object, ...]]) -> Snapshot:

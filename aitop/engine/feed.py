@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from aitop.errors import own_error
 from aitop.model.event import Event
 from aitop.model.snapshot import Snapshot, Target
 
@@ -80,7 +81,7 @@ class LazyFeed:
 
 def own_failure(target: Target, error: Exception, *, time: float, wall: float) -> Snapshot:
     """The last Snapshot of a feed that failed: it says what the error was."""
-    words = f"aitop itself failed and stopped watching ({type(error).__name__}: {error})"
+    words = f"aitop itself failed and stopped watching ({own_error(error)})"
     ended = msgspec.structs.replace(target, ended=words)
     return Snapshot(tick=0, time=time, wall=wall, window=0.0, target=ended)
 

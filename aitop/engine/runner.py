@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from aitop.errors import own_error
 from aitop.model.event import Event
 from aitop.model.source import SourceState, SourceStatus, StatusCode
 from aitop.sources.source import Source, SourceError, unexpected
@@ -86,7 +87,7 @@ class SourceRunner:
         try:
             self.source.close()
         except Exception as error:
-            self._set("failed", f"{type(error).__name__}: {error}")
+            self._set("failed", own_error(error))
 
     def _set(
         self, state: SourceState, reason: str | None, remedy: str | None = None, code: StatusCode | None = None

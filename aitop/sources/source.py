@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from aitop.errors import own_error
 from aitop.model.event import Sample
 from aitop.model.source import SourceName, SourceState, StatusCode
 
@@ -36,7 +37,7 @@ def unexpected(error: Exception) -> SourceError:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         reason = "aitop has as many files open as it may"
         return SourceError("failed", reason, "start it from a shell after: ulimit -n 4096", transient=True)
-    return SourceError("failed", f"{type(error).__name__}: {error}")
+    return SourceError("failed", own_error(error))
 
 
 class Source:

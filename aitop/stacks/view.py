@@ -178,6 +178,9 @@ class _Reader:
             seen = self._stacks.get(frames)
             if seen is None:
                 seen = self._stacks[frames] = read_stack(frames)
+            # A stack that changed while it was read may show nothing but our hook.
+            if not seen.frames:
+                continue
             digest[ThreadKey(stack.pid, stack.thread, stack.main)][seen] += stack.count
         return digest
 

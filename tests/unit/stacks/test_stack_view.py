@@ -443,3 +443,12 @@ def test_hundreds_of_threads_that_wait_leave_the_lines_of_the_one_that_works():
     assert [hot_line.samples for hot_line in stacks.lines] == sorted(
         (hot_line.samples for hot_line in stacks.lines), reverse=True
     )
+
+
+def test_a_torn_stack_with_nothing_but_our_hook_does_not_count():
+    torn = stack("<aitop hook>/measures/serving/http.py waited")
+    seen = window(2.0, *main(RANK, (BACK, 60), (torn, 2)), (RANK, "beside", False, torn, 5))
+    asked = looks(RANK, "gil", 200, (BACK, 100), (torn, 3))(looks(RANK, "cpu", 200, (BACK, 150), (torn, 3))(seen))
+    [process] = view(asked).processes
+    assert process.samples == 60
+    assert [share.thread for share in view(asked).threads] == ["MainThread"]
