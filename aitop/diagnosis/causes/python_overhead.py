@@ -181,7 +181,7 @@ def _calling(lines: Lines, least_held: float) -> Calls:
     calling = {
         at: min(BATCHED_AWAY * whole[at], op_cost.WHOLE_CALL * share)
         for at, share in held.items()
-        if share >= least_held * whole[at]
+        if share >= least_held * whole[at] > 0.0
     }
     looks: dict[tuple[str, int], float] = {}
     for entry in lines.lines:
