@@ -28,6 +28,14 @@ WAITRESS = (
     "def application(environ, start_response):\n    start_response('200 OK', [])\n    return [b'hello']\n"
     "waitress.serve(application, host='127.0.0.1', port=int(sys.argv[1]))\n"
 )
+ASGI = (
+    "async def app(scope, receive, send):\n    if scope['type'] != 'http': return\n"
+    "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+    "    await send({'type': 'http.response.body', 'body': b'hello'})\n"
+)
+SANIC = (
+    "from sanic import Sanic, text\napp = Sanic('app')\n@app.get('/')\nasync def root(request): return text('hello')\n"
+)
 LITSERVE = """
 import sys
 import litserve
@@ -89,6 +97,33 @@ def wait_for(port: int) -> None:
             "waitress",
             {"API server": 1},
             id="waitress",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "hypercorn",
+            ASGI,
+            ["-m", "hypercorn", "app:app", "-b", "127.0.0.1:PORT"],
+            "hypercorn",
+            {"launcher": 1, "API server": 1},
+            id="hypercorn",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "granian",
+            ASGI,
+            ["-m", "granian", "--interface", "asgi", "app:app", "--port", "PORT"],
+            "granian",
+            {"launcher": 1, "API server": 1},
+            id="granian",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "sanic",
+            SANIC,
+            ["-m", "sanic", "app:app", "--port", "PORT", "--workers", "1"],
+            "sanic",
+            {"launcher": 1, "API server": 1},
+            id="sanic",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -1,4 +1,4 @@
-"""Requests that the hook measures of tornado, gRPC, waitress and Ray Serve, in this very process."""
+"""Requests that the hook measures of ASGI applications, tornado, gRPC, waitress and Ray Serve, in this very process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 import pytest
@@ -118,6 +118,74 @@ def test_a_page_of_tornado_that_stays_open_is_no_request_that_waits(watched):
         assert watched.ring.read(time.monotonic()).alive == 0
         leave.set()
         connection.close()
+
+
+def asked(application, path, kind="http"):
+    """What an ASGI application sends for a request, or a websocket, as a server asks it that is not known itself."""
+    sent = []
+
+    async def receive():
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "raw_path": path.encode(), "method": "GET", "headers": [], "query_string": b""}
+    with suppress(ConnectionError):
+        asyncio.run(application(scope, receive, send))
+    return [message.get("body") for message in sent if message["type"] == "http.response.body"]
+
+
+def fastapi_application():
+    application, responses = pytest.importorskip("fastapi").FastAPI(), pytest.importorskip("starlette.responses")
+
+    @application.get("/model")
+    async def model():
+        await asyncio.sleep(0.01)
+        predict()
+        return "ok"
+
+    @application.get("/parts")
+    async def parts():
+        async def computed():
+            for _ in range(3):
+                predict()
+                yield b"part"
+
+        return responses.StreamingResponse(computed())
+
+    @application.get("/broken")
+    async def broken():
+        raise ConnectionError("no")
+
+    @application.websocket("/socket")
+    async def socket(websocket):
+        predict()
+
+    return application
+
+
+def test_requests_to_an_asgi_application_are_measured_whatever_server_it_has(watched):
+    application = fastapi_application()
+    watched.session.look(time.monotonic_ns())
+    assert asked(application, "/model") == [b'"ok"']
+    assert asked(application, "/parts") == [b"part", b"part", b"part", b""]
+    assert asked(application, "/socket", "websocket") == []
+    sample = served(watched)
+    assert len(sample.requests) == 2 and sample.alive == 0
+    once, parts = sorted(sample.requests, key=lambda record: record.end)
+    assert once.preprocess >= 0.01 and once.model >= 0.02
+    assert once.first_sent is None
+    assert parts.model >= 0.06 and parts.first_sent >= 0.02
+
+
+def test_a_request_to_an_asgi_application_that_fails_is_answered(watched):
+    application = fastapi_application()
+    watched.session.look(time.monotonic_ns())
+    assert asked(application, "/broken") == [b"Internal Server Error"]
+    sample = served(watched)
+    assert len(sample.requests) == 1 and sample.alive == 0
 
 
 @contextmanager

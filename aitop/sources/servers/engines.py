@@ -74,6 +74,15 @@ def _installed(path: str) -> str:
     return rf"/(?:site|dist)-packages/(?:{path})"
 
 
+def _web_server(name: str, distribution: str, serving: str, launching: str | None = None) -> ServingSoftware:
+    """A web server that is recognised by its files on the stacks of what serves, and of what starts those that do."""
+    parts = [Part("API server", frames=_installed(serving), front=True)]
+    if launching is not None:
+        parts.append(Part("launcher", frames=_installed(launching)))
+    both = serving if launching is None else f"{serving}|{launching}"
+    return ServingSoftware(name, (distribution,), tuple(parts), _installed(both), web=True)
+
+
 def _names(prefix: str, names: dict[str, str], scale: float = 1.0) -> dict[str, Names]:
     """Map our names to the engine's, which all begin with `prefix`."""
     return {ours: Names((prefix + theirs,), scale) for ours, theirs in names.items()}
@@ -313,13 +322,20 @@ ENGINES: tuple[ServingSoftware, ...] = (
         _installed(r"uvicorn/(?:server|main|supervisors/\w+)\.py"),
         web=True,
     ),
+    _web_server("hypercorn", "hypercorn", r"hypercorn/asyncio/(?:run|tcp_server|task_group)\.py", r"hypercorn/run\.py"),
     ServingSoftware(
-        "aiohttp",
-        ("aiohttp",),
-        (Part("API server", frames=_installed(r"aiohttp/web(?:_protocol)?\.py"), front=True),),
-        _installed(r"aiohttp/web(?:_protocol)?\.py"),
+        "granian",
+        ("granian",),
+        # Both have mp.py on their stacks, the launcher the other one as well.
+        (
+            Part("launcher", frames=_installed(r"granian/server/common\.py")),
+            Part("API server", frames=_installed(r"granian/server/m[pt]\.py"), front=True),
+        ),
+        _installed(r"granian/server/(?:common|m[pt])\.py"),
         web=True,
     ),
+    _web_server("sanic", "sanic", r"sanic/(?:server|http)/", r"sanic/worker/(?:manager|multiplexer)\.py"),
+    _web_server("aiohttp", "aiohttp", r"aiohttp/web(?:_protocol)?\.py"),
     ServingSoftware(
         "werkzeug",
         ("werkzeug",),
@@ -330,28 +346,10 @@ ENGINES: tuple[ServingSoftware, ...] = (
         _installed(r"werkzeug/serving\.py"),
         web=True,
     ),
-    ServingSoftware(
-        "waitress",
-        ("waitress",),
-        (Part("API server", frames=_installed(r"waitress/(?:server|wasyncore|task)\.py"), front=True),),
-        _installed(r"waitress/(?:server|wasyncore|task)\.py"),
-        web=True,
-    ),
-    ServingSoftware(
-        "grpc",
-        ("grpcio",),
-        (Part("API server", frames=_installed(r"grpc/_server\.py"), front=True),),
-        _installed(r"grpc/_server\.py"),
-        web=True,
-    ),
+    _web_server("waitress", "waitress", r"waitress/(?:server|wasyncore|task)\.py"),
+    _web_server("grpc", "grpcio", r"grpc/_server\.py"),
     # Jupyter's kernels have tornado's event loop, but not these.
-    ServingSoftware(
-        "tornado",
-        ("tornado",),
-        (Part("API server", frames=_installed(r"tornado/(?:httpserver|http1connection|web)\.py"), front=True),),
-        _installed(r"tornado/(?:httpserver|http1connection|web)\.py"),
-        web=True,
-    ),
+    _web_server("tornado", "tornado", r"tornado/(?:httpserver|http1connection|web)\.py"),
     # Python's own comes last, because others are built on it.
     ServingSoftware("http.server", (), (Part("API server", frames=_HTTP_SERVER, front=True),), _HTTP_SERVER, web=True),
 )

@@ -16,6 +16,7 @@ from aitop.sources.foreign_file import open_as
 from aitop.sources.host.command_lines import invocation
 from aitop.sources.host.tree import Member
 from aitop.sources.servers.engines import ENGINES, Part, ServingSoftware
+from aitop.stacks.reading import own_start
 from aitop.stacks.work import LEAST_SAMPLES, LEAST_SHARE
 
 # Files of one process that are remembered: more tell nothing new.
@@ -88,14 +89,14 @@ class Recogniser:
         self._tries: dict[tuple[int, int, str], int] = {}
 
     def count(self, window: StackWindow) -> None:
-        """Count the samples of each process in which a serving library is on the stack.
+        """Count the samples of each process in which a serving library is on the stack, other than of its parent.
 
         A run that reports on itself over HTTP has next to none of them, and is no server.
         """
         served, known = _served(window.frames), self._samples
         for stack in window.stacks:
             samples = known.setdefault(stack.pid, Counter())
-            for file in {served[index] for index in stack.frames if index in served}:
+            for file in _files(stack.frames, window.frames, served):
                 if file in samples or len(samples) < MOST_FILES:
                     samples[file] += stack.count
             samples[LOOKS] += stack.count if stack.main else 0
@@ -107,7 +108,7 @@ class Recogniser:
         """Remember which serving libraries are on the stacks of each process, from a single look at them."""
         served = _served(dump.frames)
         for thread in dump.threads:
-            self._remember(thread.pid, {served[index] for index in thread.frames if index in served})
+            self._remember(thread.pid, _files(thread.frames, dump.frames, served))
 
     def _remember(self, pid: int, files: set[str]) -> None:
         known = self._files.get(pid, frozenset())
@@ -169,6 +170,14 @@ class Recogniser:
             if version is not None:
                 self._versions[cached] = version
         return self._versions.get(cached)
+
+
+def _files(stack: Sequence[int], frames: Sequence[Frame], served: Mapping[int, str]) -> set[str]:
+    """The files of serving software on a stack, without the frames that a forked process has from its parent."""
+    if not any(index in served for index in stack):
+        return set()
+    own = stack[own_start([frames[index] for index in stack]) :]
+    return {served[index] for index in own if index in served}
 
 
 def _served(frames: Sequence[Frame]) -> dict[int, str]:

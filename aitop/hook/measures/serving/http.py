@@ -34,7 +34,9 @@ class Http(Server):
     Requests in `earlier` began before the hook came in: they are counted but not measured.
     """
 
-    servers = ("uvicorn", "aiohttp", "tornado", "grpc", "ray", "waitress", "gunicorn", "http")
+    servers = (
+        "uvicorn", "starlette", "quart", "aiohttp", "tornado", "grpc", "ray", "waitress", "gunicorn", "http"
+    )  # fmt: skip
     layer = "http"
 
     def __init__(self, torch: Any, patches: Patches, session: Session) -> None:
@@ -67,6 +69,7 @@ class Http(Server):
             # Not `noted`: aiohttp's tasks are connections, which may have no request.
             "data_received": lambda call: wrap_received(call, self),
             "_handle_request": lambda call: wrap_in_loop(call, self, transport_socket),
+            "__call__": lambda call: wrap_application(call, self),
             "_execute": lambda call: wrap_in_loop(noted(call, self.in_tasks), self, tornado_socket),
             "flush": lambda call: wrap_flush(call, self),
             "_handle_exceptions": lambda call: wrap_in_loop(noted(call, self.in_tasks), self, no_socket),
@@ -271,6 +274,28 @@ def wrap_in_loop(original: Callable[..., Any], http: Http, socket_of: Callable[.
             http.end_in_loop(request)
 
     return answer
+
+
+def wrap_application(original: Callable[..., Any], http: Http) -> Callable[..., Any]:
+    """Wrap the coroutine function of an ASGI application: the request of a server that is not measured itself.
+
+    Its socket is not known, so neither is when the request arrived.
+    """
+    answer = wrap_in_loop(original, http, no_socket)
+    sent = wrap_send(lambda send, message: send(message), http)
+
+    def application(self: Any, scope: Any, receive: Any, send: Any) -> Any:
+        measured = False
+        try:
+            outer = current.get()
+            measured = scope["type"] == "http" and (outer is None or bool(outer.ended))
+        except Exception:
+            http.failed()
+        if measured:
+            return answer(self, scope, receive, lambda message: sent(send, message))
+        return original(self, scope, receive, send)
+
+    return application
 
 
 def transport_socket(answering: Any, *rest: Any) -> Any:

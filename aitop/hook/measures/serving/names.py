@@ -51,6 +51,14 @@ TABLE: dict[str, dict[str, str]] = {
         "aiohttp.web_response:StreamResponse": "prepare write",
         "aiohttp.web_ws:WebSocketResponse": "prepare",
     },
+    # The applications of servers that are not in this table, such as hypercorn. starlette 1.10.0; FastAPI builds on it
+    "starlette": {
+        "starlette.applications:Starlette": "__call__",
+    },
+    # quart 0.22.0
+    "quart": {
+        "quart.app:Quart": "__call__",
+    },
     # tornado 6.6.1
     "tornado": {
         "tornado.web:RequestHandler": "_execute flush",
