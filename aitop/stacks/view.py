@@ -33,7 +33,7 @@ from aitop.model.steps import Caller
 from aitop.stacks.activity import Parts, looks_of, parts_of_groups
 from aitop.stacks.awaits import awaited
 from aitop.stacks.call_tree import call_tree
-from aitop.stacks.libraries import Phase, State
+from aitop.stacks.libraries import Phase, State, calls_model
 from aitop.stacks.pool import Digest, Place, TakenAs, ThreadKey, alike, pooled, short_threads, summed, threads_at_once
 from aitop.stacks.position import STEPPING, StepFunctions
 from aitop.stacks.reading import Seen, read_stack
@@ -44,8 +44,9 @@ MOST_TREES = 48
 # Both the length of a history and the size of the cache here: a cached reading keeps its window alive, so a larger
 # cache would hold windows that the history has dropped.
 MOST_WINDOWS = 40
-# A library function below a line is reported if at least this share of the line's samples ends in it.
-LEAST_BELOW = 0.2
+# A library function below a line is reported if at least LEAST_BELOW of the line's samples end in it; and the one that
+# most samples pass through if less than MOST_BELOW end in those.
+LEAST_BELOW, MOST_BELOW = 0.2, 0.5
 # Phases with a field of their own in `Phases`; all others count as `outside`.
 INSIDE: frozenset[Phase] = frozenset({"data_wait", "transfer", "forward", "backward", "optimizer", "communication"})
 # A main thread that was seen in no step, and of whose samples at most this share are not waits, may lose the lead.
@@ -611,18 +612,32 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, line:
         callers=len(heaviest.callers),
         by_window=tuple(sum(window.get(seen, 0) for seen in stacks) for window in account.by_window),
         handler=heaviest.handler,
-        below=_below(stacks),
+        below=_below(stacks, line),
         closure=group.closure,
         apart=group.apart,
     )
 
 
-def _below(stacks: Mapping[Seen, int]) -> tuple[tuple[Frame, float], ...]:
-    """Library functions in which at least LEAST_BELOW of these samples end, each with its share, the largest first."""
+def _below(stacks: Mapping[Seen, int], line: Frame) -> tuple[tuple[Frame, float], ...]:
+    """Library functions below `line` in which at least LEAST_BELOW of these samples end, with their shares.
+
+    Where most samples end in others, the innermost function that most of them pass through instead.
+    """
     ends: dict[tuple[str, str], Counter[Frame]] = {}
     for seen, count in stacks.items():
         if seen.end is not None:
             ends.setdefault((seen.end.file, seen.end.function), Counter())[seen.end] += count
     whole = sum(stacks.values())
-    found = [(lines.most_common(1)[0][0], sum(lines.values()) / whole) for lines in ends.values()]
-    return tuple(sorted((one for one in found if one[1] >= LEAST_BELOW), key=lambda one: -one[1]))
+    shares = [(lines.most_common(1)[0][0], sum(lines.values()) / whole) for lines in ends.values()]
+    large = sorted((pair for pair in shares if pair[1] >= LEAST_BELOW), key=lambda pair: -pair[1])
+    passed = _shared(stacks) if ends and sum(share for _, share in large) < MOST_BELOW else None
+    if (
+        passed is None
+        or passed.user
+        or calls_model(passed)
+        or (passed.file, passed.function) == (line.file, line.function)
+    ):
+        return tuple(large)
+    way = (passed.file, passed.function)
+    through = sum(n for seen, n in stacks.items() if any((one.file, one.function) == way for one in seen.frames))
+    return ((passed, through / whole),)

@@ -29,9 +29,10 @@ STILL_SWITCHES, STILL_CORES = 3.0, 0.03
 # stack is known, after BLIND where not, and after SLEEPING where a rank sleeps on purpose.
 LOOK_SECONDS, FIRST_SECONDS, BLIND_SECONDS, SLEEPING_SECONDS = 2.0, 4.0, 6.0, 60.0
 OF_LONGEST = 1.5
-# In these the kernel has a thread wait for a child, or for what one writes to a pipe. A child works if it uses so much
-# of a core.
-CHILD_CHANNELS, CHILD_CORES = frozenset({"do_wait", "pipe_read", "pipe_wait", "anon_pipe_read"}), 0.1
+# In these the kernel has a thread wait for a child, or for what one writes to a pipe or reads from it. A child works if
+# it uses so much of a core.
+CHILD_CHANNELS = frozenset({"do_wait", "pipe_read", "pipe_write", "pipe_wait", "anon_pipe_read", "anon_pipe_write"})
+CHILD_CORES = 0.1
 # This file wraps the collectives: the call inside the wrapper is the one that people know.
 _WRAPPER = "/torch/distributed/c10d_logger.py"
 _SERVING = re.compile(r"/(?:asyncio/\w+|socketserver|http/server|grpc/\w+|uvicorn/\w+)\.py$")

@@ -410,12 +410,62 @@ class RequestHoldUps:
         return seconds
 
 
+class Unattended:
+    """The times in which requests of a process waited and none was worked on: its thread did something else.
+
+    `held` has them, as hold-ups by an event loop. Of each, known pauses do not count.
+    """
+
+    def __init__(self, requests: Iterable[RequestRecord], known: Sequence[HoldUp]) -> None:
+        moments: dict[int | None, list[tuple[float, int, int]]] = {}
+        for request in requests:
+            begin = request.end - request.seconds
+            begun = request.end if request.queue is None else begin + request.queue
+            moments.setdefault(request.pid, []).extend([(begin, 1, 0), (begun, -1, 1), (request.end, 0, -1)])
+        self.held: list[HoldUp] = []
+        self._lost: dict[int | None, Lost] = {}
+        for pid, changes in moments.items():
+            pauses = Lost([each for each in known if each.holds(pid)])
+            own = [
+                HoldUp("event-loop", begin, until, left / (until - begin), pid=pid)
+                for begin, until in _waits_alone(sorted(changes))
+                if (left := until - begin - pauses.between(begin, until)) > 0.0
+            ]
+            self.held += own
+            self._lost[pid] = Lost(own)
+
+    @property
+    def seconds(self) -> float:
+        """How long that was in all."""
+        return sum((each.until - each.begin) * each.weight for each in self.held)
+
+    def of(self, request: RequestRecord) -> float:
+        """The seconds in which this request waited so."""
+        begin = request.end - request.seconds
+        return self._lost[request.pid].between(begin, begin + (request.queue or 0.0))
+
+
+def _waits_alone(changes: Iterable[tuple[float, int, int]]) -> Iterator[tuple[float, float]]:
+    """The spans in which requests wait and none is worked on.
+
+    `changes` are in order: (time, change in the number of those that wait, of those that are worked on).
+    """
+    waiting = working = 0
+    since: float | None = None
+    for time, waits, works in changes:
+        waiting, working = waiting + waits, working + works
+        alone = waiting > 0 and working == 0
+        if not alone and since is not None and time > since:
+            yield since, time
+        since = (time if since is None else since) if alone else None
+
+
 class Tail(msgspec.Struct, frozen=True):
     """The slowest requests compared with the usual one. `usual` and `slowest` are the seconds that the median request
     takes, and the `slow` ones on average; `extra` is how many seconds longer these took together. `kinds` has the parts
     (0..1) of `extra` that each kind explains, the largest first; `size` is the part that their tokens explain, `queue`
-    that of their waits in the queue. `at_most` bounds the parts of BY_COUNTERS: the kernel's counters say how much of a
-    second was lost, not when.
+    that of their waits in the queue, and `unattended` that of those in which no request was worked on. `at_most` bounds
+    the parts of BY_COUNTERS: the kernel's counters say how much of a second was lost, not when.
     """
 
     usual: float
@@ -425,6 +475,7 @@ class Tail(msgspec.Struct, frozen=True):
     kinds: Mapping[Kind, float]
     size: float
     queue: float
+    unattended: float
     at_most: Mapping[Kind, float]
 
     @property
@@ -433,7 +484,7 @@ class Tail(msgspec.Struct, frozen=True):
         return max(0.0, 1.0 - sum(self.kinds.values()) - self.size - self.queue)
 
 
-def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) -> Tail:
+def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, alone: Unattended, slow: int) -> Tail:
     """Compare the `slow` slowest of the requests with the others."""
     ordered = sorted(requests, key=attrgetter("seconds"))
     usual = ordered[len(ordered) // 2].seconds
@@ -444,7 +495,7 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
     wait = median_high(waits) if waits else 0.0
     sums: dict[Kind, float] = {}
     allowed: dict[Kind, float] = {}
-    extra = 0.0
+    extra = unattended = 0.0
     for request in slowest:
         longer = max(0.0, request.seconds - usual)
         extra += longer
@@ -467,13 +518,15 @@ def tail_of(requests: Sequence[RequestRecord], held: RequestHoldUps, slow: int) 
             left = 0.0
         queued = min(left, max(0.0, (request.queue or 0.0) - wait))
         sums["queue"] = sums.get("queue", 0.0) + queued
+        unattended += min(queued, alone.of(request))
         sums["size"] = sums.get("size", 0.0) + size
     parts = {kind: seconds / extra for kind, seconds in sums.items()} if extra > 0.0 else {}
     size, queue = parts.pop("size", 0.0), parts.pop("queue", 0.0)
     kinds = dict(sorted(parts.items(), key=lambda item: -item[1]))
     mean = sum(request.seconds for request in slowest) / len(slowest)
     at_most = {kind: seconds / extra for kind, seconds in allowed.items()} if extra > 0.0 else {}
-    return Tail(usual, mean, len(slowest), extra, kinds, size, queue, at_most)
+    unattended = unattended / extra if extra > 0.0 else 0.0
+    return Tail(usual, mean, len(slowest), extra, kinds, size, queue, unattended, at_most)
 
 
 def _some(requests: Sequence[RequestRecord]) -> Sequence[RequestRecord]:

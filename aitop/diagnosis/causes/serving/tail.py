@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from statistics import median_high
@@ -19,6 +20,7 @@ from aitop.diagnosis.causes.serving.hold_ups import (
     Kind,
     RequestHoldUps,
     Tail,
+    Unattended,
     handler_entries,
     hold_ups,
     seconds_of_requests,
@@ -78,7 +80,7 @@ WHAT: dict[Kind, str] = {
     "quota": "the CPU quota, which stops the process",
     "cores": "waiting for a core that others use",
     "preemption": "being thrown out of the batch and computed again",
-    "event-loop": "the event loop, blocked by a handler",
+    "event-loop": "the event loop, blocked by code that does not await",
     "handler": "the handler's own code",
     "lock": "the interpreter's lock, held by another thread",
     "own-lock": "standing in line for what another thread holds",
@@ -142,11 +144,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     held = hold_ups(snapshot, serving, requests, usual)
     of_requests = RequestHoldUps(held)
-    tail = tail_of(requests, of_requests, slow)
+    alone = Unattended(requests, [each for each in held if each.owner is None and each.kind not in BY_COUNTERS])
+    tail = tail_of(requests, of_requests, alone, slow)
     bursts = _bursts(snapshot, serving)
     explained = _explained(tail, snapshot)
     kinds = dict(explained)
-    for kind, part in _estimated(tail, bursts, seconds_of_requests(snapshot), len(requests)).items():
+    beside = _beside_requests(tail, alone, requests, snapshot)
+    for kind, part in _estimated(tail, bursts, beside, seconds_of_requests(snapshot), len(requests)).items():
         kinds[kind] = kinds.get(kind, 0.0) + part
     for kind, part in tail.at_most.items():
         # While a request waits for something that is known, it does not wait for a core: only the rest can be that.
@@ -162,7 +166,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     # The cause is slight if it alone makes requests no longer than random arrivals do. If others take the cores, that
     # is no fault of the server's; if its own threads do, that is cpu-oversubscription.
     slight = tail.slowest - left < (LEAST_RATIO - 1.0) * usual or first == "cores"
-    times = _times(first, held, requests, of_requests, usual) if measured else None
+    own: Kind = "handler" if first == "event-loop" else first
+    times = None
+    if measured:
+        times = _times([each for each in held if each.kind == own], requests, partial(of_requests.seconds, own), usual)
+    elif first == "event-loop" and beside >= 0.5 * part:
+        times = _times(alone.held, requests, alone.of, usual)
     slight |= times is not None and times.least < SLOWEST
     return Explanation(
         subtype=first,
@@ -223,17 +232,20 @@ def _accounted(snapshot: Snapshot, serving: Serving) -> tuple[RequestRecord, ...
 
 
 def _times(
-    kind: Kind, held: Iterable[HoldUp], requests: Sequence[RequestRecord], of_requests: RequestHoldUps, usual: float
+    held: Sequence[HoldUp],
+    requests: Sequence[RequestRecord],
+    lost_of: Callable[[RequestRecord], float],
+    usual: float,
 ) -> Times | None:
-    """How often this kind made requests long enough for a tail; None where no such moment is known.
+    """How often these hold-ups made requests long enough for a tail; None where no such moment is known.
 
-    A single pause may make a whole tail of the few requests that meet it, but says next to nothing of the next hour.
+    `lost_of` returns the seconds that they took of a request. A single pause may make a whole tail of the few requests
+    that meet it, but says next to nothing of the next hour.
     """
-    own: Kind = "handler" if kind == "event-loop" else kind
     # Only requests that are so long in all can have been made so much longer.
     longer = (one for one in requests if one.seconds >= LEAST_RATIO * usual)
-    late = [one for one in longer if of_requests.seconds(own, one) >= (LEAST_RATIO - 1.0) * usual]
-    count = sum(any(map(each.meets, late)) for each in held if each.kind == own)
+    late = [one for one in longer if lost_of(one) >= (LEAST_RATIO - 1.0) * usual]
+    count = sum(any(map(each.meets, late)) for each in held)
     return Times(count, len(late) / len(requests) * least_mean(count) / count) if count else None
 
 
@@ -360,16 +372,34 @@ def _bursts(snapshot: Snapshot, serving: Serving) -> list[Burst]:
     ]
 
 
-def _estimated(tail: Tail, bursts: Iterable[Burst], window: float, requests: int) -> dict[Kind, float]:
-    """The parts of the extra time that bursts explain: each moment of one holds up all requests that are under way."""
+def _beside_requests(tail: Tail, alone: Unattended, requests: Iterable[RequestRecord], snapshot: Snapshot) -> float:
+    """The part (0..1) of the extra time in which an event loop ran something else than requests.
+
+    Stacks have to show that it ran: a process without a core lets requests wait, too.
+    """
+    if not tail.unattended:
+        return 0.0
+    in_loop = sum(entry.share for entry in handler_entries(snapshot) if entry.handler == "event-loop")
+    handling = sum(request.seconds - (request.queue or 0.0) - (request.model or 0.0) for request in requests)
+    other = max(0.0, in_loop * seconds_of_requests(snapshot) - handling)
+    return tail.unattended * min(1.0, other / alone.seconds)
+
+
+def _estimated(tail: Tail, bursts: Iterable[Burst], beside: float, window: float, requests: int) -> dict[Kind, float]:
+    """The parts of the extra time that stack samples explain: what an event loop does `beside` requests, and bursts.
+
+    Each moment of a burst holds up all requests that are under way.
+    """
     under_way = max(1.0, requests * tail.usual / window) if window > 0 else 1.0
+    explained: dict[Kind, float] = {"event-loop": beside} if beside else {}
     # Requests that queue behind one that is held up are held up with it.
-    left = (tail.open + tail.queue) * tail.extra
-    ordered = sorted(bursts, key=lambda burst: -burst.seconds)
-    explained: dict[Kind, float] = {}
-    for burst in ordered:
-        seconds = min(left, burst.seconds * under_way)
-        explained[burst.kind] = seconds / tail.extra if tail.extra > 0 else 0.0
+    left = max(0.0, tail.open + tail.queue - beside) * tail.extra
+    for burst in sorted(bursts, key=lambda burst: -burst.seconds):
+        seconds = burst.seconds * under_way
+        if burst.kind == "event-loop":
+            seconds = max(0.0, seconds - beside * tail.extra)
+        seconds = min(left, seconds)
+        explained[burst.kind] = explained.get(burst.kind, 0.0) + (seconds / tail.extra if tail.extra > 0 else 0.0)
         left -= seconds
     return explained
 

@@ -189,6 +189,37 @@ def test_what_takes_long_now_and_then_is_named_by_what_it_blocks(blocks, subtype
     assert (verdict.subtype, verdict.where[0].line) == (subtype, 31) and verdict.confidence <= 0.6
 
 
+def refreshed(**fields):
+    """A server whose event loop does something else for a second now and then, between two of many requests."""
+    stops, free, requests = (974.2, 980.7, 987.3, 993.4), START, []
+    for arrival in at_random(60):
+        begin = max(arrival, free)
+        begin = next((stop + 1.0 for stop in stops if stop <= begin < stop + 1.0), begin)
+        free = begin + 0.004
+        requests.append(RequestRecord(end=free, seconds=free - arrival, queue=begin - arrival, model=0.004))
+    share = 4.0 / 30.0
+    refresh = line("refresh", share, activity="python", number=29, handler="event-loop", by_window=(0, 8) * 4, **fields)
+    waits = line("run", 0.6, activity="wait-queue", number=99, by_window=(36,) * 8)
+    return server(requests, lines=[refresh, waits], held=pauses([(stop + 0.2, 0.3) for stop in stops]))
+
+
+def test_what_the_event_loop_does_while_many_requests_come_holds_up_each_of_them():
+    """Half a millisecond of a burst for each request that is usually under way would be too little."""
+    verdict = fired(tail.judge(refreshed()))
+    assert (verdict.subtype, verdict.where[0].line) == ("event-loop", 29)
+    parts = {part.name: part.share for part in verdict.parts}
+    assert parts["event-loop"] == pytest.approx(0.65, abs=0.1) and parts["collector"] == pytest.approx(0.3, abs=0.1)
+    assert parts.get("queue", 0.0) < 0.1
+
+
+def test_waits_in_which_no_request_is_worked_on_are_not_guessed_to_be_a_handler():
+    """No stack was seen in the event loop: it may be that the process had no core."""
+    seen = refreshed()
+    verdict = fired(tail.judge(server(seen.serving.requests, held=seen.serving.pauses)))
+    parts = {part.name: part.share for part in verdict.parts}
+    assert verdict.subtype == "collector" and "event-loop" not in parts and parts["queue"] > 0.5
+
+
 @pytest.mark.parametrize(
     "windows", [(2, 3, 2, 3, 2, 3, 2, 2, 3, 2), (0, 3, 0, 0, 3, 0, 0)], ids=["evenly", "few samples, by chance"]
 )

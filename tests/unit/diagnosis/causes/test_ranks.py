@@ -407,7 +407,15 @@ def test_ranks_under_conditions(first, second, subtype):
 
 
 @pytest.mark.parametrize(
-    ("channel", "cpu", "stands"), [("do_wait", 0.9, False), ("do_wait", 0.0, True), ("futex_wait", 0.9, True)]
+    ("channel", "cpu", "stands"),
+    [
+        ("do_wait", 0.9, False),
+        ("do_wait", 0.0, True),
+        ("futex_wait", 0.9, True),
+        # A loader's worker that imports before it reads what it is to do.
+        ("anon_pipe_write", 0.9, False),
+        ("anon_pipe_write", 0.0, True),
+    ],
 )
 def test_a_run_that_waits_for_a_child_at_work_does_not_stand(channel, cpu, stands):
     past = History(Target(pid=1, command="x"))
