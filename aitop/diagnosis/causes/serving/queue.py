@@ -53,6 +53,10 @@ MOSTLY = 0.5
 THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
 SERVICES = "ask other services at the same time, not one after the other, and keep connections to them open"
 ADMIT = "let requests into the batch as soon as others leave it, not when all have ended (continuous batching)"
+TOGETHER = (
+    "answer the requests that wait with one call of the model (LitServe: max_batch_size): each has had its own so far,"
+    " so what a larger batch gains is not known"
+)
 # The factor to try next for the size of batches.
 MORE = 2
 # A larger batch that gives less than this is not worth its latency.
@@ -389,6 +393,11 @@ def _batch(serving: Serving) -> int:
     return 1 if decodes else max((one.requests or 1 for one in serving.iterations), default=1)
 
 
+def _one_by_one(serving: Serving) -> bool:
+    """Whether each iteration answered a whole request, and only that one."""
+    return bool(serving.iterations) and all(one.requests == 1 and not one.decode_tokens for one in serving.iterations)
+
+
 def _replica(serving: Serving, load: Load | None, cost: TurnCost | None) -> Change | None:
     """Predict the effect of one more replica: by simulation where requests are handled one by one or in batches.
 
@@ -501,6 +510,8 @@ def _fixes(
         )
         setting = Setting(name="max_batch_size", to=MORE * size, current=size) if size > 1 else None
         fixes.append(fix(f"{text}{_latency(batch)}", batch.length, setting))
+    elif _one_by_one(serving):
+        fixes.append(fix(TOGETHER))
     if here is not None:
         fixes.append(fix("one replica more on this machine: limited by the cores that are idle", here))
     more = "one replica more, with cores or a device of its own"

@@ -181,6 +181,16 @@ def test_batches_that_are_all_alike_do_not_tell_what_larger_ones_take():
     assert change(load_of(requests, batch=1, cost=turn_cost(iterations)), batch=2) is None
 
 
+@pytest.mark.parametrize(("requests", "said"), [(1, True), (4, False)])
+def test_where_each_request_has_a_call_of_the_model_to_itself_they_could_share_one(requests, said):
+    calls = [
+        IterationRecord(end=START + 0.05 * (number + 1), seconds=0.05, idle=0.0, requests=requests)
+        for number in range(400)
+    ]
+    verdict = fired(queue.judge(server(CROWD, calls, requests_per_second=20.0)))
+    assert any("with one call of the model" in fix.text and fix.speedup is None for fix in verdict.fixes) is said
+
+
 def test_an_idle_server_whose_requests_wait_lacks_no_capacity():
     held = [replace(record, queue=record.seconds * 0.8) for record in Server().answer(at_random(5.0))]
     assert level(queue.judge(server(held))) == 0.0
