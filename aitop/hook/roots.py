@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,9 @@ AGAIN_WHEN_BLIND_NS = 5_000_000_000
 # thousand times stay slow for good.
 MOST_WHEN_BLIND, MOST_WATCHES = 20, 200
 MOST_CLASSES = 64
+# A watch may begin while a module runs, whose call then was not seen. So long its parts are not taken for roots; a
+# module that runs longer may be the whole program.
+PARTIAL_NS = 5_000_000_000
 
 
 class Roots:
@@ -46,6 +50,11 @@ class Roots:
         self.watching = False
         frames = sys.modules.get("torch._C._dynamo.eval_frame")
         self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
+        # What runs for as long as a module does, what calls that, and what of ours calls that in turn.
+        own = vars(module_class)
+        self._call = getattr(own.get("_call_impl"), "__code__", None)
+        self._enters = getattr(own.get("_wrapped_call_impl"), "__code__", None)
+        self._ours = {session.aside.__code__}
 
     def watch(self, now: int, steps: int = 0) -> None:
         """Wrap the calls of all modules from now on. `steps`: number of steps so far."""
@@ -55,20 +64,38 @@ class Roots:
         self._watches += 1
         self.watching = True
         session = self._session
-        self._patches.put(
-            self._module_class,
-            "__call__",
-            lambda original: wrap_watched(original, session, within=self._within),
-        )
+
+        def wrap(original: Any) -> Any:
+            wrapper = wrap_watched(original, session, within=self._within)
+            self._ours.add(wrapper.__code__)
+            return wrapper
+
+        self._patches.put(self._module_class, "__call__", wrap)
 
     def met(self, module: Any) -> bool:
         """Return whether this outermost module is a root, which has parameters, unlike a loss or a transform."""
-        if next(module.parameters(), None) is None:
+        if next(module.parameters(), None) is None or self._is_part():
             return False
         self._calls += 1
         if type(module) not in self._classes and len(self._classes) < MOST_CLASSES:
             self._classes.append(type(module))
         return True
+
+    def _is_part(self) -> bool:
+        """Return whether this thread is in a module whose call began before the watch: our wrapper did not make it."""
+        if time.monotonic_ns() - self._since > PARTIAL_NS:
+            return False
+        outer: Any = sys._getframe()
+        called = False
+        while outer is not None:
+            code = outer.f_code
+            if called and code is not self._enters:
+                if code not in self._ours:
+                    return True
+                called = False
+            called = called or code is self._call
+            outer = outer.f_back
+        return called
 
     def may_be(self, module: Any) -> bool:
         """Return whether this module, called outermost in a thread other than the owner, may be a root."""

@@ -425,3 +425,60 @@ def test_exceptions_pass_untouched(watched):
     train(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
     assert len(watched.records()) == 7
     assert aitop.hook._session._errors.number == 0
+
+
+class Deep(nn.Module):
+    """Calls more modules than a watch for roots has to see; `between(number)` is called ahead of each."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(8, 8) for _ in range(12)])
+        self.between = between
+
+    def forward(self, rows):
+        for number, part in enumerate(self.parts):
+            self.between(number)
+            rows = part(rows)
+        return rows
+
+
+class Holding(nn.Module):
+    """Has no parameters, and calls a model that it does not register."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.models = [model]
+
+    def forward(self, rows):
+        return self.models[0](rows)
+
+
+@pytest.mark.parametrize("called_in", ["this thread", "another thread"])
+def test_parts_of_a_model_that_is_called_already_are_no_roots(unhooked, called_in):
+    """The hook may come in at any moment, and as likely as not a server computes."""
+
+    def come_in(number):
+        if number == 2 and aitop.hook._session is None:
+            if called_in == "this thread":
+                aitop.hook.install("attach")
+            else:
+                thread = threading.Thread(target=aitop.hook.install, args=("attach",))
+                thread.start()
+                thread.join()
+
+    model = Deep(come_in)
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.zeros(1, 8))
+    session = aitop.hook._session
+    session.look(time.monotonic_ns())
+    assert session._roots._classes == [Deep]
+
+
+def test_a_model_within_a_module_without_parameters_is_a_root_at_once(unhooked):
+    aitop.hook.install("attach")
+    holding = Holding(Net())
+    with torch.no_grad():
+        for _ in range(3):
+            holding(torch.zeros(4, 8))
+    assert aitop.hook._session._roots._classes == [Net]
