@@ -51,10 +51,15 @@ class Roots:
         frames = sys.modules.get("torch._C._dynamo.eval_frame")
         self._tracer: Callable[[], Any] = getattr(frames, "get_eval_frame_callback", lambda: None)
         # What runs for as long as a module does, what calls that, and what of ours calls that in turn.
-        own = vars(module_class)
-        self._call = getattr(own.get("_call_impl"), "__code__", None)
-        self._enters = getattr(own.get("_wrapped_call_impl"), "__code__", None)
+        self._call, self._enters = map(self._code, ("_call_impl", "_wrapped_call_impl"))
         self._ours = {session.aside.__code__}
+
+    def _code(self, name: str) -> Any:
+        """Return the code of a method of torch's Module, without the wrappers of a hook that has not left yet."""
+        method = vars(self._module_class).get(name)
+        while hasattr(method, "__wrapped__"):
+            method = method.__wrapped__
+        return getattr(method, "__code__", None)
 
     def watch(self, now: int, steps: int = 0) -> None:
         """Wrap the calls of all modules from now on. `steps`: number of steps so far."""
@@ -88,14 +93,20 @@ class Roots:
         outer: Any = sys._getframe()
         called = False
         while outer is not None:
-            code = outer.f_code
-            if called and code is not self._enters:
-                if code not in self._ours:
+            if called and outer.f_code is not self._enters:
+                if not self._is_ours(outer):
                     return True
                 called = False
-            called = called or code is self._call
+            called = called or outer.f_code is self._call
             outer = outer.f_back
         return called
+
+    def _is_ours(self, frame: Any) -> bool:
+        """Return whether a frame is of our wrapper. That of a hook that was in before has the same code."""
+        if frame.f_code not in self._ours:
+            return False
+        known = frame.f_locals
+        return known.get("session", known.get("self")) is self._session
 
     def may_be(self, module: Any) -> bool:
         """Return whether this module, called outermost in a thread other than the owner, may be a root."""

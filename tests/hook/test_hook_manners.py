@@ -475,6 +475,31 @@ def test_parts_of_a_model_that_is_called_already_are_no_roots(unhooked, called_i
     assert session._roots._classes == [Deep]
 
 
+@pytest.mark.parametrize("owned", [True, False], ids=["the stepping thread", "a thread beside it"])
+def test_parts_of_a_model_that_is_called_for_an_earlier_hook_are_no_roots(unhooked, owned):
+    """Its wrappers have the same code."""
+    changes = [2]
+
+    def change(number):
+        if number in changes:
+            changes.remove(number)
+            aitop.hook.remove()
+            come_in()
+
+    def come_in():
+        aitop.hook.install("attach")
+        if not owned:
+            aitop.hook._session.journal.owner = 1
+
+    model = Deep(change)
+    come_in()
+    with torch.no_grad():
+        for _ in range(5):
+            model(torch.zeros(1, 8))
+    aitop.hook._session.look(time.monotonic_ns())
+    assert aitop.hook._session._roots._classes == [Deep]
+
+
 def test_a_model_within_a_module_without_parameters_is_a_root_at_once(unhooked):
     aitop.hook.install("attach")
     holding = Holding(Net())

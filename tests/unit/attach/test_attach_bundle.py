@@ -204,7 +204,7 @@ def test_the_measures_of_the_hook_are_not_in_its_core() -> None:
     rest = {name.removeprefix("measures.").partition(".")[0] for name in start["rest"]}
     assert {row.partition(".")[0] for row in MEASURES} <= rest
     # It loads in 1.6 ms (Python 3.11), and the largest of the measures in 0.8 ms.
-    assert sum(len(code) for _, _, code in start["core"]) < 147_000
+    assert sum(len(code) for _, _, code in start["core"]) < 148_000
 
 
 def test_the_bundle_is_made_of_the_hooks_own_files() -> None:
