@@ -28,7 +28,7 @@ AGAIN_WHEN_BLIND_NS = 5_000_000_000
 # thousand times stay slow for good.
 MOST_WHEN_BLIND, MOST_WATCHES = 20, 200
 MOST_CLASSES = 64
-# A watch may begin while a module runs, whose call then was not seen. So long its parts are not taken for roots; a
+# A watch may begin while a module runs whose call was not seen. For this long, its parts are not taken for roots. A
 # module that runs longer may be the whole program.
 PARTIAL_NS = 5_000_000_000
 

@@ -621,7 +621,8 @@ def _hot_line(key: ThreadKey, role: Role, group: Group, account: _Account, line:
 def _below(stacks: Mapping[Seen, int], line: Frame) -> tuple[tuple[Frame, float], ...]:
     """Library functions below `line` in which at least LEAST_BELOW of these samples end, with their shares.
 
-    Where most samples end in others, the innermost function that most of them pass through instead.
+    The largest comes first. Where most samples end in others, the innermost function that most of them pass through
+    instead.
     """
     ends: dict[tuple[str, str], Counter[Frame]] = {}
     for seen, count in stacks.items():

@@ -420,7 +420,7 @@ class Unattended:
         moments: dict[int | None, list[tuple[float, int, int]]] = {}
         for request in requests:
             begin = request.end - request.seconds
-            begun = request.end if request.queue is None else begin + request.queue
+            begun = begin + (request.queue or 0.0)
             moments.setdefault(request.pid, []).extend([(begin, 1, 0), (begun, -1, 1), (request.end, 0, -1)])
         self.held: list[HoldUp] = []
         self._lost: dict[int | None, Lost] = {}
