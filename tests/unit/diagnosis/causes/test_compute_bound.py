@@ -110,6 +110,15 @@ def test_a_decoder_without_a_cache_computes_its_prefix_again():
     assert "use_cache=True" in verdict.fixes[0].text
 
 
+@pytest.mark.parametrize("turns", [2, 3])
+def test_sequences_that_take_turns_compute_their_prefixes_again(turns):
+    lengths = (30, 75, 140)
+    made = decoding(lambda number: lengths[number % turns] + number // turns % 60)
+    verdict = fired(compute_bound(answering(made)))
+    assert verdict.subtype == "prefix" and verdict.speedup is not None
+    assert f"({turns} take turns)" in verdict.evidence[0]
+
+
 def test_lengths_that_hardly_differ_tell_where_calls_follow_them_closely():
     """From 200 to 259 tokens, with which a call gets longer."""
     verdict = fired(compute_bound(answering(decoding(lambda number: 200 + number % 60))))
