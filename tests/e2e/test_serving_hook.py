@@ -216,7 +216,7 @@ def test_a_web_server_whose_handlers_run_in_threads(web_server):
     check_latency(reading)
     for request in check_parts(reading.requests, reading.came):
         assert request.preprocess >= 0.010 and request.model >= 0.020 and request.postprocess >= 0.005
-    # For a moment it may be one more: a client asks again before the server is through with its last answer.
+    # One more was seen for a moment, probably as a client asks again before the server is through with its last answer.
     assert median(reading.alive) <= CLIENTS
 
 
