@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.driver import Driver
+from textual.events import Resize
 from textual.screen import Screen
 
 from aitop.diagnosis.fix_edit import SourceAround
@@ -146,9 +148,13 @@ class AitopApp(App[ResultType]):
         self.ansi_color = appearance.theme.ansi
         self.theme = f"aitop-{appearance.theme.name}"
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: Resize) -> None:
         # On a resize a terminal moves or drops text, so what we remember of its cells is no longer true.
         self._cells.forget()
+        # Where a second resize interrupts Textual's handler of the first, the older size arrives last (4 % of drags of
+        # seven sizes): have the size read again.
+        if not self.is_headless and (event.size.width, event.size.height) != shutil.get_terminal_size():
+            signal.raise_signal(signal.SIGWINCH)
 
     def on_mount(self) -> None:
         # While we were stopped (^z), the shell wrote over the screen.

@@ -24,6 +24,8 @@ sys.path[:0] = [{str(REPOSITORY / "tests/ui")!r}, {str(REPOSITORY)!r}]
 import os
 import sample_snapshots
 from scripted_feeds import ScriptedFeed
+from textual.events import Resize
+from textual.geometry import Size
 from aitop.ui import app, terminal
 from aitop.ui.app import MonitorApp
 
@@ -42,6 +44,18 @@ class Feed(ScriptedFeed):
     def stop(self):
         with open(sys.argv[2], "a") as file:
             file.write("stopped\\n")
+
+told_old = Size(40, 10)
+
+def tell_an_older_size(self, event):
+    # After 24 rows of 97 columns, as where one resize interrupts the handler of another.
+    with open(sys.argv[2], "a") as file:
+        print(event.size.width, event.size.height, sep="x", file=file)
+    if event.size == (97, 24) and not hasattr(self, "told"):
+        self.told = self.post_message(Resize(told_old, told_old))
+
+if sys.argv[1] == "old-size":
+    app.MonitorApp.on_resize = tell_an_older_size
 
 sys.exit(MonitorApp(Feed(42 if sys.argv[1] == "crashes" else sample_snapshots.input_bound())).show())
 """
@@ -225,6 +239,20 @@ def test_a_storm_of_sizes_ends_with_the_last_one(show):
         terminal.process.send_signal(signal.SIGWINCH)
         terminal.read(0.0)
     terminal.wait_for(b"\x1b[24;")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
+    os.close(terminal.master)
+
+
+def test_an_older_size_that_comes_last_does_not_stay(show, tmp_path):
+    terminal = show("old-size")
+    terminal.wait_for(b"INPUT-BOUND")
+    fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 97, 0, 0))
+    terminal.process.send_signal(signal.SIGWINCH)
+    deadline = time.monotonic() + 60
+    while (tmp_path / "notes").read_text().split()[-3:] != ["97x24", "40x10", "97x24"]:
+        assert time.monotonic() < deadline, (tmp_path / "notes").read_text()
+        terminal.read()
     os.write(terminal.master, b"q")
     assert terminal.end() == 0
     os.close(terminal.master)
