@@ -63,12 +63,21 @@ _PRIOR = 2.0
 _LEAST_LOOKS = 10
 
 
+class WaitingIn(msgspec.Struct, frozen=True):
+    """Of one window: its part of all time, the share of it in which the thread waited, and its stacks."""
+
+    part: float
+    waiting: float
+    stacks: Mapping[Seen, int]
+
+
 class ThreadLooks(msgspec.Struct, frozen=True):
     """All looks at one thread, or at several together, and their states in the kernel, over all windows.
 
     `cpu` and `gil` count by stack the looks that found the thread on a core or holding the GIL, of `cpu_asked` and
     `gil_asked` looks. From the kernel: `running` is the share of time (0..1) on a core or waiting for one, None if it
-    was not read; `waits` are shares of time by kind; `asked` is the number of moments at which the state was read.
+    was not read; `waits` are shares of time by kind; `asked` is the number of moments at which the state was read;
+    `windows` has the windows in which it was.
     """
 
     cpu: Mapping[Seen, int]
@@ -78,15 +87,20 @@ class ThreadLooks(msgspec.Struct, frozen=True):
     running: float | None
     waits: Mapping[WaitKind, float]
     asked: int = 0
+    windows: tuple[WaitingIn, ...] = ()
 
 
 def looks_of(
-    looks: Iterable[tuple[Look, Mapping[Seen, int]]], states: Sequence[ThreadState], at_once: float = 1.0
+    looks: Iterable[tuple[Look, Mapping[Seen, int]]],
+    windows: Iterable[tuple[Sequence[ThreadState], Mapping[Seen, int]]],
+    at_once: float = 1.0,
 ) -> ThreadLooks:
     """Sum up the looks at one thread, or at several of which a look sees `at_once` on average.
 
-    The stacks in `looks` and the `states` must be of these threads only.
+    `windows` are the states and stacks of each window. They and the `looks` must be of these threads only.
     """
+    known = [(own, stacks) for own, stacks in windows if own]
+    states = [state for own, _ in known for state in own]
     counts: dict[str, Counter[Seen]] = {"cpu": Counter(), "gil": Counter()}
     asked: Counter[str] = Counter()
     for look, stacks in looks:
@@ -108,6 +122,11 @@ def looks_of(
         running=running,
         waits=waits if met else {"other": waiting},
         asked=round(total / at_once),
+        windows=tuple(
+            WaitingIn(moments / total, 1.0 - sum(state.on_core * state.asked for state in own) / moments, stacks)
+            for own, stacks in known
+            if (moments := sum(state.asked for state in own))
+        ),
     )
 
 
@@ -214,6 +233,9 @@ def _waits_of_groups(
                 waits[key][_WAIT_OF.get(works[key], "wait")] = mass / open_groups[key]
         return waits
     left = _left(looks.waits, known)
+    whole_left, most_left = sum(left.values()), _most_waiting(open_groups, groups, looks.windows)
+    if most_left is not None and whole_left > most_left:
+        left = {kind: share * most_left / whole_left for kind, share in left.items()}
     room = dict(open_groups)
     no_arrays = [key for key in open_groups if works[key] not in COMPUTES]
     # A poll does not say of what: where a library works with a service or files, it is of these.
@@ -305,6 +327,25 @@ def _running_of_open(
         spun = sum(looks.cpu.get(seen, 0) for seen in waiting) / looks.cpu_asked if looked else 0.0
         return min(1.0, max(0.0, (looks.running - spun) / mass)) if known_waits < 1.0 else 1.0
     return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass) if looked else 1.0
+
+
+def _most_waiting(open_groups: Collection[Key], groups: Groups[Key], windows: Sequence[WaitingIn]) -> float | None:
+    """The largest share of all time that the open groups can have waited; None without windows.
+
+    A thread that waits through a window does so in the stacks of that window. This keeps its waits away from lines that
+    ran in other windows, also where the library does not tell that its own calls wait, as those that start processes.
+    """
+    if not windows:
+        return None
+    of_open = {seen for key in open_groups for seen in groups[key]}
+    known = {seen for stacks in groups.values() for seen in stacks}
+    most = 0.0
+    for window in windows:
+        counts = [(seen in of_open, count) for seen, count in window.stacks.items() if seen in known]
+        whole = sum(count for _, count in counts)
+        open_share = sum(count for is_open, count in counts if is_open) / whole if whole else 1.0
+        most += window.part * min(window.waiting, open_share)
+    return most
 
 
 def _left(waits: Mapping[WaitKind, float], by_library: Mapping[str, float]) -> dict[WaitKind, float]:

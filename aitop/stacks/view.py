@@ -191,7 +191,8 @@ def _merged_view(
 ) -> Stacks | None:
     """Merge the windows into one Stacks; None without a sample, or with neither a lead thread nor a user line."""
     windows = [read.window for read in reads]
-    digests, looks, states = _as_told(reads)
+    digests, looks, states_in = _as_told(reads)
+    states = [state for own in states_in for state in own]
     states_of: dict[tuple[int, str], list[ThreadState]] = defaultdict(list)
     for state in states:
         states_of[state.pid, state.thread].append(state)
@@ -216,12 +217,11 @@ def _merged_view(
             steps = StepFunctions(stacks.items(), flows, callers.get(keys[0].pid, ()))
             groups = _groups(stacks, steps, collecting)
             of_threads = [(look, _together(keys, digest)) for look, digest in of_process]  # noqa: B023
-            names = dict.fromkeys((key.pid, key.thread) for key in keys)
-            own_states = [state for name in names for state in states_of[name]]
-            parts = parts_of_groups(
-                groups, looks_of(of_threads, own_states, at_once), {group: group.state for group in groups}
-            )
+            names = {(key.pid, key.thread) for key in keys}
+            own_states = ([state for state in own if (state.pid, state.thread) in names] for own in states_in)
             by_window = [_together(keys, digest) for digest in digests]
+            looked = looks_of(of_threads, zip(own_states, by_window, strict=True), at_once)
+            parts = parts_of_groups(groups, looked, {group: group.state for group in groups})
             return _Account(keys[0], groups, {group: sum(groups[group].values()) for group in groups}, parts, by_window)
 
         peers = alike(threads, lead)
@@ -260,17 +260,17 @@ def _merged_view(
     )
 
 
-def _as_told(reads: Sequence[_Read]) -> tuple[list[Digest], list[tuple[Look, Digest]], list[ThreadState]]:
-    """The samples of each window, all looks, and all states of threads.
+def _as_told(reads: Sequence[_Read]) -> tuple[list[Digest], list[tuple[Look, Digest]], list[list[ThreadState]]]:
+    """The samples of each window, all looks, and the states of threads in each window.
 
     Short threads are taken together, and waits of event loops count for the lines that await.
     """
     digests, looks = [read.digest for read in reads], [look for read in reads for look in read.looks]
-    states = [state for read in reads for state in read.window.states]
+    states = [[*read.window.states] for read in reads]
     if short := short_threads([read.window for read in reads], digests):
         digests = [summed([digest], short) for digest in digests]
         looks = [(look, summed([digest], short)) for look, digest in looks]
-        states = [_renamed(state, short) for state in states]
+        states = [[_renamed(state, short) for state in own] for own in states]
     if moved := {key: to for key, stacks in summed(digests).items() if (to := awaited(stacks))}:
         digests = [_moved(digest, moved) for digest in digests]
         looks = [(look, _moved(digest, moved)) for look, digest in looks]

@@ -53,6 +53,7 @@ FIRST_TIME = "seen too briefly to tell it from how a run begins: what is read fo
 FEW_SECONDS = "seen for hardly more than a second: whether the wait lasts is not known yet"
 STARVED = "other programs use the cores that the loader's workers wait for: left alone, they may well keep up"
 PASSED = "steps have not waited lately: data that were read for the first time may come from memory now"
+ONCE = "that was seen only once: if it comes again with every pass over the data, this is a finding"
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -97,7 +98,7 @@ def judge(snapshot: Snapshot) -> Explanation | None:
 def _explained(snapshot: Snapshot, wait: Wait, why: producers.Why) -> Explanation:
     """Make the verdict on a wait from the reason why the data come late."""
     steps, saved = records(snapshot), why.saved or min(0.99, wait.share)
-    transient = why_transient(snapshot, wait)
+    transient = ONCE if why.once else why_transient(snapshot, wait)
     unsure = transient is not None or not why.proven or wait.guessed
     idle = ", device idle" if wait.covered else ""
     what = "is the environment" if wait.kind == "environment" else f"waits for data{idle}"

@@ -68,6 +68,7 @@ SOURCES = {
 
 class Why(msgspec.Struct, frozen=True):
     """Why data come late. `confirmed`: a second signal agrees. Unless the gain is `proven`, it is only information.
+    The same holds for what was seen `once`: whether it comes again is not known.
 
     `saved` is what a fix would save; None for all of the wait.
     """
@@ -78,6 +79,7 @@ class Why(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     confirmed: bool
     proven: bool = True
+    once: bool = False
     saved: Length | None = None
 
 
@@ -123,10 +125,13 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
         lost = sum(step.loading for step in starts)
         # Taking a batch that was ready is no wait, however long it takes on a crowded machine.
         waited = sum(step.loading for step in steps if step.loader_start or not step.queue_ready)
-        if len(starts) < 2 or waited <= 0 or lost < MOSTLY_STARTS * waited:
+        if waited <= 0 or lost < MOSTLY_STARTS * waited:
             return None
-        times = f"the loader was started {len(starts)} times in {len(steps)} steps"
-        evidence = f"{times}, {duration(lost / len(starts))} each (every {len(steps) / len(starts):.0f} steps)"
+        if len(starts) == 1:
+            evidence = f"the loader was started once in {plural(len(steps), 'step')}, which took {duration(lost)}"
+        else:
+            times = f"the loader was started {len(starts)} times in {len(steps)} steps"
+            evidence = f"{times}, {duration(lost / len(starts))} each (every {len(steps) / len(starts):.0f} steps)"
     elif waits_for_start(snapshot):
         evidence = f"{percent(spawning.share)} of samples start loader workers"
         if ended := len(_ended_workers(snapshot)):
@@ -144,6 +149,7 @@ def _respawn(snapshot: Snapshot, share: float) -> Why | None:
         ),
         fixes=(fix("persistent_workers=True keeps the loader's workers between epochs", share, setting),),
         confirmed=bool(starts) and spawning.share > 0.02,
+        once=len(starts) == 1,
     )
 
 

@@ -184,6 +184,22 @@ def test_a_line_for_which_a_librarys_threads_compute_computes():
     assert parts[13]["native"] > 0.6
 
 
+def test_what_is_waited_for_in_one_window_is_not_given_to_the_lines_of_another():
+    """While the workers start, the thread waits for their pipe; then it computes without a pause."""
+    starts = stack(TOP, "user/train.py:21 main", "std/multiprocessing/popen_spawn_posix.py Popen._launch")
+    windows = [
+        msgspec.structs.replace(window(time, (1, "MainThread", True, frames, 40)), states=(own,))
+        for time, frames, own in (
+            (1.0, starts, state(1, 40, running=0, queue=40)),
+            (2.0, NATIVE, state(1, 40, running=40)),
+        )
+    ]
+    stacks = StackView().view(windows, {1: "rank"}, 0.0)
+    parts = {line.line: dict(line.parts) for line in stacks.lines}
+    assert parts[21]["spawn"] == 1.0
+    assert parts[12].get("wait-queue", 0.0) == 0.0
+
+
 def test_array_operations_wait_for_no_file():
     parts = doing((NATIVE, 50), (READS, 50), states=[state(1, 100, running=70, disk=30)])
     assert parts[12].get("wait-disk", 0.0) == 0.0 and parts[13]["wait-disk"] == pytest.approx(0.6, abs=0.01)

@@ -263,6 +263,19 @@ def test_taking_ready_batches_does_not_hide_that_workers_are_started_anew():
         assert (said(seen).subtype == "respawn") != persistent
 
 
+def test_workers_that_started_once_are_information_about_the_next_pass():
+    def one(index):
+        wait = {"loader_start": 3.0, "data_wait": 6.0, "queue_ready": 0} if index == 8 else {"data_wait": 0.001}
+        return step(index, 6.5 if index == 8 else 0.5, **{"queue_ready": 2, "cpu": 0.4, **wait})
+
+    facts = loaders(2, persistent=False)
+    seen = snapshot([one(index) for index in range(20)], workers=2, facts=facts, host=host(2, worker_cpu=0.1))
+    verdict = said(seen)
+    assert (verdict.subtype, verdict.severity) == ("respawn", "info")
+    assert any(each.startswith("the loader was started once in 20 steps") for each in verdict.evidence)
+    assert any("seen only once" in each for each in verdict.evidence)
+
+
 def test_without_the_hook_workers_that_end_again_and_again_tell_why_batches_are_late():
     def said_of(*shares, generations):
         seen = without_hook(*shares, workers=2, host=host(2, worker_cpu=0.4))
