@@ -43,9 +43,10 @@ FROZEN = (
     "keep what the model without gradients gives wherever its inputs and weights stay the same: for a frozen part, or a"
     " teacher of a fixed data set, compute it once"
 )
-# Padding is a loss from LEAST_PADDED of a step on, and if LEAST_BATCHES were looked at. That the sequences of a batch
-# are of unlike length is told, too, if this makes the loss WORTH_PACKING times as large.
-LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING = 0.15, 2, 1.15
+# Rows that no sequence fills are a loss from LEAST_PADDED of a step on, if LEAST_BATCHES were looked at. That a batch
+# has sequences of unlike length is told beside them if this makes the loss WORTH_PACKING times as large; alone, it is a
+# loss from LEAST_UNLIKE on: less is the price of batches in random order.
+LEAST_PADDED, LEAST_BATCHES, WORTH_PACKING, LEAST_UNLIKE = 0.15, 2, 1.15, 0.3
 # Activation checkpointing is told of from this share of a step on. It is worth a warning if no more than MOSTLY_FREE of
 # the memory is used: activations that are kept may take as much again.
 LEAST_RECOMPUTED, MOSTLY_FREE = 0.1, 0.5
@@ -172,7 +173,7 @@ def _part_that_grew(looks: Sequence[StepRecord], sequences: int) -> float:
 
 
 def padding(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
-    """The verdict on batches whose longest sequence is much shorter than their rows: the rest is padding.
+    """The verdict on batches much wider than their longest sequence, or than their mean sequence: the rest is padding.
 
     `where` are the lines that compute most.
     """
@@ -184,20 +185,26 @@ def padding(snapshot: Snapshot, where: tuple[Where, ...]) -> Explanation | None:
     if not on_gpu(snapshot) and ops is not None and step:
         # What calls of operations take does not depend on the length of rows.
         computing -= min(computing, ops * (op_cost.FORWARD + op_cost.BACKWARD) / (step * running(snapshot)))
-    shorter, equal = (computing * (1.0 - tokens / seen.width) for tokens in (seen.longest, seen.mean))
-    if shorter < LEAST_PADDED:
+    unfilled, unlike = (computing * (1.0 - tokens / seen.width) for tokens in (seen.longest, seen.mean))
+    if unfilled >= LEAST_PADDED:
+        share, why = unfilled, "no sequence fills the width of its batch"
+        fixes = [fix("pad each batch to its longest sequence, not to a fixed length (padding=True, a collator)", share)]
+        if unlike > WORTH_PACKING * unfilled:
+            like = "also batch sequences of like length (group_by_length), or pack several into a row"
+            fixes.append(fix(like, unlike))
+    elif unlike >= LEAST_UNLIKE:
+        share, why = unlike, "short sequences are batched with long ones"
+        fixes = [fix("batch sequences of like length (group_by_length), or pack several into a row", share)]
+    else:
         return None
-    fixes = [fix("pad each batch to its longest sequence, not to a fixed length (padding=True, a collator)", shorter)]
-    if equal > WORTH_PACKING * shorter:
-        fixes.append(fix("also batch sequences of like length (group_by_length), or pack several into a row", equal))
     return Explanation(
         severity="warning",
         subtype="padding",
-        share=shorter,
+        share=share,
         level=computing,
-        saved=estimated(shorter, 0.5 * shorter, shorter + 0.5 * (1.0 - shorter)),
+        saved=estimated(share, 0.5 * share, share + 0.5 * (1.0 - share)),
         signals=(seen.looks >= 2 * LEAST_BATCHES, ops is not None),
-        title=f"{percent(shorter)} of {each_unit(snapshot)} computes padding: no sequence fills the width of its batch",
+        title=f"{percent(share)} of {each_unit(snapshot)} computes padding: {why}",
         where=where,
         claims=(),
         evidence=(

@@ -70,11 +70,21 @@ def test_rows_that_are_longer_than_any_sequence_compute_padding():
 
 @pytest.mark.parametrize(
     ("longest", "mean", "looks"),
-    [(180.0, 60.0, 4), (52.0, 32.0, 1), (0.0, 0.0, 4), (200.0, 32.0, 4)],
-    ids=["as long as the longest", "a single batch", "masks of nothing", "longer than its row"],
+    [(180.0, 140.0, 4), (52.0, 32.0, 1), (0.0, 0.0, 4), (200.0, 32.0, 4)],
+    ids=["nearly as long as the longest", "a single batch", "masks of nothing", "longer than its row"],
 )
-def test_sequences_of_unlike_length_and_masks_that_say_little_are_no_fault(longest, mean, looks):
+def test_batches_in_random_order_and_masks_that_say_little_are_no_fault(longest, mean, looks):
     assert padded(longest, mean, looks=looks).subtype is None
+
+
+def test_short_sequences_that_are_batched_with_long_ones_compute_padding():
+    """Fine-tuning on tickets of 75 tokens, 4 % of them four times as long, was 2.9 times as fast in batches of like
+    length.
+    """
+    verdict = padded(190.0, 70.0)
+    assert (verdict.subtype, verdict.severity, verdict.share) == ("padding", "warning", pytest.approx(0.6, abs=0.01))
+    (only,) = verdict.fixes
+    assert "like length" in only.text and only.speedup == pytest.approx(2.5, abs=0.1)
 
 
 @pytest.mark.parametrize(("part", "subtype"), [(0.8, "gradients"), (0.1, None), (0.0, None), (None, None)])
