@@ -246,9 +246,16 @@ class StepFunctions:
             updates = self._of(frame).updates
             if not updates:
                 continue
+            if not self._of(frame).of("optimizer") and any(map(self._updates_later, stack.callers[:index])):
+                # It takes gradients for itself, and a caller updates the model with what it gives, as in meta-learning.
+                return None
             own_data = any(self._of(inner).of("data_wait") for inner in stack.callers[index + 1 :])
             return index if frame.line not in updates and (frame.line > max(updates) or own_data) else None
         return None
+
+    def _updates_later(self, frame: Frame) -> bool:
+        """Whether the function of this frame has an optimizer update the model on a later line."""
+        return frame.line < max(self._of(frame).of("optimizer"), default=0)
 
     def _functions_that_evaluate(self, seen: Sequence[tuple[Seen, int]]) -> frozenset[Function]:
         """The user's functions that only run evaluations, never steps."""

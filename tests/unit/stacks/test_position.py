@@ -325,6 +325,16 @@ def test_a_function_that_trains_does_not_evaluate_wherever_it_is_called():
     assert phase(samples, at(4, NEXT, **inside)) == "data_wait"
 
 
+def test_a_forward_pass_after_gradients_of_its_own_is_part_of_the_step_that_its_caller_makes():
+    """Meta-learning: a task's model is adapted with gradients, then its loss is what the caller's update is about."""
+    task = {"function": "task_loss", "file": "user/task.py", "above": (TOP, "user/train.py:12 main")}
+    inner, outer = at(30, BACK, **task), at(32, CALL, MODEL, **task)
+    samples = [(inner, 30), (outer, 20), (at(14, BACK), 40), (at(15, STEP), 10)]
+    assert phase(samples, outer) == "forward"
+    # A step of its own ends with an update of its own.
+    assert phase([*samples, (at(31, STEP, **task), 5)], outer) == "evaluation"
+
+
 def test_a_loop_around_a_loop_of_another_function_is_no_evaluation_of_it():
     """A rollout calls the model before the update of the same function: that is acting, not evaluating."""
     acts = [(at(5, CALL, MODEL), 30), (at(6, ENV), 30), (at(12, CALL, MODEL), 20), (at(14, BACK), 20)]
