@@ -87,6 +87,8 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, server: Served | None, *
         measured["forward"] += measured["evaluation"]
         measured["evaluation"] = 0.0
     requests = server is not None and server.unit == "request"
+    if requests and any(record.kind == "generate" for record in records):
+        measured = _without_callbacks(measured, sampled)
     main = _fitted(sampled, measured, process, requests=requests) if measured else _filled(sampled, process)
     main = _without_core(main, _run_delay(snapshot, process))
     main = _collecting(main, share_of_steps(records, attrgetter("gc")) or 0.0, process)
@@ -163,6 +165,18 @@ def _of_server(entry: Entry, server: Served) -> Entry:
     phases: dict[Position | None, Phase] = {"before": "preprocess", "within": "postprocess", "after": "postprocess"}
     phase = "idle" if takes_request(entry) else phases.get(entry.position, "host")
     return msgspec.structs.replace(entry, phase=phase) if phase in server.shares else entry
+
+
+def _without_callbacks(measured: Mapping[Phase, float], sampled: Sequence[Entry]) -> dict[Phase, float]:
+    """Take the user's own code out of the forward pass of requests that call `generate`.
+
+    The hook times the whole call, in which the user's logits processors run as well. Only stacks tell these from the
+    model.
+    """
+    seen = {name: sum(entry.share for entry in sampled if entry.phase == name) for name in ("forward", "postprocess")}
+    forward, after = measured.get("forward", 0.0), measured.get("postprocess", 0.0)
+    moved = max(0.0, min(seen["postprocess"] - after, forward - seen["forward"]))
+    return {**measured, "forward": forward - moved, "postprocess": after + moved}
 
 
 def _of_rollout(entry: Entry) -> Entry:

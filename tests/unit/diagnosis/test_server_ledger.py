@@ -4,7 +4,7 @@ import pytest
 from judgements import fired, level
 from msgspec.structs import replace
 from served_maker import START, Server, at_random, server, turns
-from snapshot_builder import RANK, line, with_ledgers
+from snapshot_builder import RANK, line, step, with_ledgers
 from stack_maker import stack, window
 
 from aitop.diagnosis.causes import between_steps, computing, gil, host, input_bound, preprocessing
@@ -111,6 +111,20 @@ def test_lines_before_the_model_lie_in_the_time_measured_for_making_its_input():
     assert entry.phase == "preprocess" and entry.basis == "measured"
     verdict = fired(preprocessing.judge(seen))
     assert verdict.where[0].line == 12 and "tokenis" in verdict.fixes[0].text
+
+
+@pytest.mark.parametrize(("kind", "computed"), [("generate", 0.6), ("infer", 0.9)])
+def test_what_generate_calls_back_is_not_the_model(kind, computed):
+    """The hook times a whole call of `generate`, in which a logits processor of the user's takes 0.4 of the time."""
+    times = {"seconds": 0.1, "queue": 0.0, "model": 0.09, "postprocess": 0.01}
+    requests = [RequestRecord(end=START + 0.1 * (n + 1), **times) for n in range(200)]
+    lines = [
+        line("answer", 0.6, phase="forward", activity="native", number=20),
+        line("Rhymes.__call__", 0.4, position="within", number=31),
+    ]
+    calls = [step(index, 0.1, kind=kind, forward=0.09) for index in range(40)]
+    _, by_phase = shares(server(requests, lines=lines, seen={"records": calls}))
+    assert by_phase["forward"] == pytest.approx(computed, abs=0.01)
 
 
 def test_a_coroutine_that_awaits_waits_in_its_handler_though_it_is_on_no_stack():
