@@ -163,6 +163,22 @@ def test_of_threads_with_a_request_each_the_line_is_named_at_which_most_of_them_
     assert 50 not in [where.line for where in verdict.where]
 
 
+def test_a_thread_that_sleeps_is_what_held_requests_may_wait_for():
+    """A process that runs the model mostly rests, while a thread with a request waits for one that a timer wakes."""
+    lines = [
+        line("infer", 0.2, phase="forward", activity="native", number=24),
+        line("run_worker", 0.8, activity="wait-queue", number=48),
+        replace(line("verify", 1.0, activity="wait-lock", number=37, handler="thread"), thread="Thread-1", samples=100),
+        replace(line("_collect", 1.0, activity="sleep", number=41), thread="collector", samples=100),
+    ]
+    there = [ThreadShare(pid=RANK, thread=name, samples=100) for name in ("MainThread", "Thread-1", "collector")]
+    rests = ProcessStacks(pid=RANK, role="rank", samples=100, phases=Phases(forward=0.2))
+    stacks = Stacks(seconds=10.0, samples=300, processes=(rests,), lines=tuple(lines), threads=tuple(there))
+    verdict = fired(queue.judge(server(seen={"stacks": stacks})))
+    assert (verdict.subtype, verdict.where[0].line) == ("held", 41)
+    assert any("sleeps at train.py:41" in each for each in verdict.evidence) and "sleep" in verdict.fixes[0].text
+
+
 def test_iterations_of_a_loop_that_calls_handlers_make_input_and_output():
     made = line("decode", 0.1, position="before", number=12, handler="request-loop")
     by_phase = shares(server((), engine_turns(**PARTS), lines=[made]))[1]

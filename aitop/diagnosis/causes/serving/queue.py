@@ -92,12 +92,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
     idle = idle_share(serving)
     held = _held(idle, snapshot)
     if held is not None and held >= ENTER:
-        return _of_held(serving, held, _waits(serving, snapshot))
+        return _of_held(serving, held, snapshot)
     beside = _waiting_beside_rest(serving, snapshot)
     if beside is not None and beside.waiting > (held or 0.0):
         return _of_few_at_work(serving, beside, snapshot)
     if held is not None and held >= LEAVE:
-        return _of_held(serving, held, _waits(serving, snapshot))
+        return _of_held(serving, held, snapshot)
     queue = _queue(serving, idle, snapshot)
     if queue is None:
         return "how long requests wait was not measured"
@@ -234,12 +234,23 @@ def _waits(serving: Serving, snapshot: Snapshot) -> Lines:
     if handlers.where and not main_lines(snapshot, lambda entry: entry.phase == "forward").where:
         # The threads of the handlers run the model, too: what they wait for is not another thread that makes batches.
         return handlers
+    # Where no requests were measured, a thread that waits for the next one rests: a timer tells more, if there is one.
     waits = main_lines(snapshot, _waits_for_batch if serving.requests else takes_request)
-    if waits.where:
-        return waits
+    timers = NO_LINES if serving.requests else _timers(snapshot)
+    if timers.where or waits.where:
+        return timers if timers.where else waits
     # A coroutine that awaits is on no stack: the lines at which its handler was seen to run are beside its awaits.
     own = main_lines(snapshot, _runs_in_loop)
     return own if own.where else lines_of(filter(_runs_in_loop, producer_entries(snapshot)))
+
+
+def _timers(snapshot: Snapshot) -> Lines:
+    """The lines of the user's at which a thread without a request of its own sleeps."""
+    return lines_of(
+        entry
+        for entry in producer_entries(snapshot)
+        if entry.activity == "sleep" and entry.handler is None and is_user(entry.file, script=None)
+    )
 
 
 def _waits_in_handler(entry: Entry) -> bool:
@@ -263,13 +274,23 @@ def _works_for_user(entry: Entry) -> bool:
     return entry.does in AT_WORK and is_user(entry.file, script=None)
 
 
-def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
+def _of_held(serving: Serving, held: float, snapshot: Snapshot) -> Explanation:
     """The verdict on requests that wait while no thread works for them, with the lines where they do, if known."""
+    waits, timers = _waits(serving, snapshot), _timers(snapshot).where
     evidence = [f"no thread of the server works for {percent(held)} of the time in which requests are under way"]
     if serving.latency is not None:
         evidence.append(f"half of the requests take longer than {duration(serving.latency.p50)}")
     if serving.concurrency is not None:
         evidence.append(f"{serving.concurrency:.1f} requests are under way on average")
+    fixes = [
+        fix("a shorter time to wait until a batch is full: take what is there when the model is free"),
+        fix(SERVICES),
+    ]
+    if timers:
+        at = short_place(timers[0])
+        evidence.append(f"a thread sleeps at {at}: what it passes on waits until it wakes")
+        wait = "waits for the next item (queue.get) instead of time.sleep"
+        fixes.insert(0, fix(f"if requests or answers pass through the thread that sleeps at {at}, a call that {wait}"))
     return Explanation(
         subtype="held",
         share=held,
@@ -280,10 +301,7 @@ def _of_held(serving: Serving, held: float, waits: Lines) -> Explanation:
         title=f"requests wait {percent(held)} of their time while the server rests: for a batch, a timer or a service",
         evidence=evidence,
         where=waits.where,
-        fixes=(
-            fix("a shorter time to wait until a batch is full: take what is there when the model is free"),
-            fix(SERVICES),
-        ),
+        fixes=tuple(fixes),
     )
 
 
