@@ -322,12 +322,13 @@ class Session:
             local.busy = False
             try:
                 if not self.grad_enabled():
-                    end = time.monotonic_ns()
-                    self.journal.note(ASIDE, start, end, phases.leading(args[1:], kwargs, self.tensor), -1)
-                    if self.journal.computed is not None:
-                        self.journal.computed(start, end)
-                    if end > self.journal.due:
-                        self.journal.tick(end)
+                    journal, given, end = self.journal, args[1:], time.monotonic_ns()
+                    tokens = -1 if journal.inputs is None else journal.inputs(given, kwargs, end)
+                    journal.note(ASIDE, start, end, phases.leading(given, kwargs, self.tensor), tokens)
+                    if journal.computed is not None:
+                        journal.computed(start, end)
+                    if end > journal.due:
+                        journal.tick(end)
             except Exception:
                 self.failed()
 

@@ -20,7 +20,7 @@ NOT_MEASURED = -1
 LOADER, NEXT, NO_NEXT, FORWARD, FORWARD_ALONE, BACKWARD, OPTIMIZER_BEGINS, OPTIMIZER_ENDS = range(8)
 #   SAVE                torch.save
 #   COLLECT             a garbage collection of Python
-#   ASIDE               a forward without gradient in a thread other than the stepping one: leading dimension
+#   ASIDE               a forward without gradient in a thread other than the stepping one: as for FORWARD
 SAVE, COLLECT, ASIDE = range(8, 11)
 #   TRANSFER            a copy to the device: bytes
 #   BLOCKING            a call that waits for the device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -35,6 +36,21 @@ def test_tokens_are_the_ids_that_go_in(watched, call):
     assert {record.tokens for record in watched.records()} == {21}
     facts = watched.facts()
     assert "int64" in facts.input_dtypes and "tokens" in facts.watches
+
+
+def test_tokens_are_counted_in_all_threads_that_answer_requests(watched):
+    model = Words().eval()
+
+    def answer(length):
+        with torch.no_grad():
+            for more in range(4):
+                model(torch.zeros(1, length + more, dtype=torch.int64))
+
+    answer(5)
+    thread = threading.Thread(target=answer, args=(50,))
+    thread.start()
+    thread.join()
+    assert [record.tokens for record in watched.records()][-6:] == [7, 8, 50, 51, 52, 53]
 
 
 def test_the_lines_that_call_and_update_the_model_are_told_with_those_that_called_them(watched):
