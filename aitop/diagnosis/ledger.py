@@ -81,7 +81,9 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, server: Served | None, *
     if server is not None:
         if any(entry.handler == "request-loop" for entry in sampled):
             server = server.of_handlers()
-        measured, sampled = dict(server.shares), [_of_server(entry, server) for entry in sampled]
+        sampled = [_of_server(entry, server) for entry in sampled]
+        before, after = (_sum(sampled, phase) for phase in ("preprocess", "postprocess"))
+        measured = dict(server.worked(before, after).shares)
     elif measured and in_environment:
         # The hook counts forward passes without gradients as evaluation, but these choose the actions.
         measured["forward"] += measured["evaluation"]
@@ -173,10 +175,13 @@ def _without_callbacks(measured: Mapping[Phase, float], sampled: Sequence[Entry]
     The hook times the whole call, in which the user's logits processors run as well. Only stacks tell these from the
     model.
     """
-    seen = {name: sum(entry.share for entry in sampled if entry.phase == name) for name in ("forward", "postprocess")}
     forward, after = measured.get("forward", 0.0), measured.get("postprocess", 0.0)
-    moved = max(0.0, min(seen["postprocess"] - after, forward - seen["forward"]))
+    moved = max(0.0, min(_sum(sampled, "postprocess") - after, forward - _sum(sampled, "forward")))
     return {**measured, "forward": forward - moved, "postprocess": after + moved}
+
+
+def _sum(entries: Iterable[Entry], phase: Phase) -> float:
+    return sum(entry.share for entry in entries if entry.phase == phase)
 
 
 def _of_rollout(entry: Entry) -> Entry:

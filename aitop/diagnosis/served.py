@@ -32,16 +32,28 @@ Span = tuple[float, float]
 class Served(msgspec.Struct, frozen=True):
     """How a server's process spends its time. `shares` (0..1) are by phase and add up to 1; `length` is the mean time
     from one unit to the next, in seconds.
+
+    For `either` of that time, in "preprocess", the input of one request was made and the output of another: it may be
+    either of them that the server worked on, while the other stood in line.
     """
 
     unit: Unit
     length: float
     shares: Mapping[Phase, float]
+    either: float = 0.0
 
     def of_handlers(self) -> Served:
         """The same account of a loop that calls handlers: `prepare` and `output` become pre- and postprocessing."""
         names: dict[Phase, Phase] = {"prepare": "preprocess", "output": "postprocess"}
         return replace(self, shares={names.get(phase, phase): share for phase, share in self.shares.items()})
+
+    def worked(self, before: float, after: float) -> Served:
+        """The same account where stacks show work on inputs for `before` of the time and on outputs for `after`."""
+        made, output = self.shares.get("preprocess", 0.0), self.shares.get("postprocess", 0.0)
+        if not self.either or before + after <= 0.0:
+            return self
+        moved = max(0.0, min(self.either, (made + output) * after / (before + after) - output))
+        return replace(self, shares={**self.shares, "preprocess": made - moved, "postprocess": output + moved})
 
 
 def served(snapshot: Snapshot, pid: int) -> Served | None:
@@ -143,17 +155,21 @@ def of_requests(requests: Sequence[RequestRecord], rest: float = 0.0, under_way:
     alive = merged([*ended, (max(begin, under_way), until)]) if under_way < until else ended
     if length(alive) > 2.0 * length(ended):
         return None
+    own = {key: [each[key] for each in spans if key in each] for key in ("forward", "preprocess", "postprocess")}
+    models = merged(own["forward"])
+    ahead = merged([*models, *own["preprocess"]])
+    covered = merged([*ahead, *own["postprocess"]])
+    parts: dict[Phase, float] = {
+        "forward": length(models),
+        "preprocess": length(ahead) - length(models),
+        "postprocess": length(covered) - length(ahead),
+    }
     shares: dict[Phase, float] = {"idle": max(0.0, 1.0 - length(alive) / total)}
-    taken: list[Span] = []
-    keys: tuple[Phase, ...] = ("forward", "preprocess", "postprocess")
-    for key in keys:
-        own = [each[key] for each in spans if key in each]
-        if own:
-            covered = merged([*taken, *own])
-            shares[key] = (length(covered) - length(taken)) / total
-            taken = covered
+    shares |= {key: seconds / total for key, seconds in parts.items() if own[key]}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
-    return Served("request", total / len(requests), shares)
+    output = length(merged([*models, *own["postprocess"]])) - length(models)
+    either = max(0.0, output - parts["postprocess"]) / total
+    return Served("request", total / len(requests), shares, either)
 
 
 def parts_of(request: RequestRecord) -> dict[str, Span]:

@@ -113,6 +113,20 @@ def test_lines_before_the_model_lie_in_the_time_measured_for_making_its_input():
     assert verdict.where[0].line == 12 and "tokenis" in verdict.fixes[0].text
 
 
+@pytest.mark.parametrize(("seen_after", "output"), [(0.8, 0.8), (0.0, 0.0)], ids=["of outputs", "of inputs"])
+def test_where_inputs_and_outputs_are_made_at_the_same_time_stacks_tell_what_the_server_works_on(seen_after, output):
+    """A lock is held until a service has taken the answer: five requests stand before the model, one is behind it."""
+    times = {"seconds": 0.5, "queue": 0.0, "preprocess": 0.4, "model": 0.02, "postprocess": 0.08}
+    requests = [RequestRecord(end=START + 0.1 * (n + 1), **times) for n in range(200)]
+    lines = [
+        line("answer", 0.2, phase="forward", activity="native", number=20),
+        line("put", seen_after, activity="wait-network", position="after", number=16, work="network"),
+        line("decode", 0.8 - seen_after, position="before", number=12),
+    ]
+    _, by_phase = shares(server(requests, lines=[each for each in lines if each.share]))
+    assert by_phase.get("postprocess", 0.0) == pytest.approx(output, abs=0.05)
+
+
 @pytest.mark.parametrize(("kind", "computed"), [("generate", 0.6), ("infer", 0.9)])
 def test_what_generate_calls_back_is_not_the_model(kind, computed):
     """The hook times a whole call of `generate`, in which a logits processor of the user's takes 0.4 of the time."""
