@@ -177,7 +177,7 @@ def _without_callbacks(measured: Mapping[Phase, float], sampled: Sequence[Entry]
     """
     forward, after = measured.get("forward", 0.0), measured.get("postprocess", 0.0)
     moved = max(0.0, min(_sum(sampled, "postprocess") - after, forward - _sum(sampled, "forward")))
-    return {**measured, "forward": forward - moved, "postprocess": after + moved}
+    return {**measured, "forward": forward - moved, "postprocess": after + moved} if moved else dict(measured)
 
 
 def _sum(entries: Iterable[Entry], phase: Phase) -> float:

@@ -48,7 +48,7 @@ ENTER, LEAVE = 0.5, 0.4
 # A server that is at work for less than LEAST_BUSY of the time does not lack capacity: its requests wait for something
 # else. Up to ALWAYS_BUSY it may still keep up.
 LEAST_BUSY, ALWAYS_BUSY = 0.7, 0.9
-# Processes whose threads work for no more than this part of the time mostly rest.
+# Processes whose threads work for no more than this part of the time mostly rest. A timer sleeps for more of it.
 MOSTLY = 0.5
 THREADS = "more threads for requests (gunicorn --threads, anyio's limiter)"
 SERVICES = "ask other services at the same time, not one after the other, and keep connections to them open"
@@ -245,11 +245,14 @@ def _waits(serving: Serving, snapshot: Snapshot) -> Lines:
 
 
 def _timers(snapshot: Snapshot) -> Lines:
-    """The lines of the user's at which a thread without a request of its own sleeps."""
+    """The lines of the user's at which a thread without a request of its own sleeps for most of its time."""
     return lines_of(
         entry
         for entry in producer_entries(snapshot)
-        if entry.activity == "sleep" and entry.handler is None and is_user(entry.file, script=None)
+        if entry.activity == "sleep"
+        and entry.share > MOSTLY
+        and entry.handler is None
+        and is_user(entry.file, script=None)
     )
 
 
