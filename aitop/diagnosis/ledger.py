@@ -83,7 +83,7 @@ def _ledger(snapshot: Snapshot, process: ProcessStacks, server: Served | None, *
             server = server.of_handlers()
         sampled = [_of_server(entry, server) for entry in sampled]
         before, after = (_sum(sampled, phase) for phase in ("preprocess", "postprocess"))
-        measured = dict(server.worked(before, after).shares)
+        measured = dict(server.split_by_stacks(before, after).shares)
     elif measured and in_environment:
         # The hook counts forward passes without gradients as evaluation, but these choose the actions.
         measured["forward"] += measured["evaluation"]

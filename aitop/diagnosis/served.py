@@ -33,26 +33,26 @@ class Served(msgspec.Struct, frozen=True):
     """How a server's process spends its time. `shares` (0..1) are by phase and add up to 1; `length` is the mean time
     from one unit to the next, in seconds.
 
-    For `either` of that time, in "preprocess", the input of one request was made and the output of another: it may be
-    either of them that the server worked on, while the other stood in line.
+    For `ambiguous` of that time, which counts as "preprocess", one request was before the model and another behind it:
+    the server may have worked on either of them while the other stood in line.
     """
 
     unit: Unit
     length: float
     shares: Mapping[Phase, float]
-    either: float = 0.0
+    ambiguous: float = 0.0
 
     def of_handlers(self) -> Served:
         """The same account of a loop that calls handlers: `prepare` and `output` become pre- and postprocessing."""
         names: dict[Phase, Phase] = {"prepare": "preprocess", "output": "postprocess"}
         return replace(self, shares={names.get(phase, phase): share for phase, share in self.shares.items()})
 
-    def worked(self, before: float, after: float) -> Served:
-        """The same account where stacks show work on inputs for `before` of the time and on outputs for `after`."""
+    def split_by_stacks(self, before: float, after: float) -> Served:
+        """The same account, with the ambiguous time divided as stacks show: `before` and `after` the model."""
         made, output = self.shares.get("preprocess", 0.0), self.shares.get("postprocess", 0.0)
-        if not self.either or before + after <= 0.0:
+        if not self.ambiguous or before + after <= 0.0:
             return self
-        moved = max(0.0, min(self.either, (made + output) * after / (before + after) - output))
+        moved = max(0.0, min(self.ambiguous, (made + output) * after / (before + after) - output))
         return replace(self, shares={**self.shares, "preprocess": made - moved, "postprocess": output + moved})
 
 
@@ -168,8 +168,8 @@ def of_requests(requests: Sequence[RequestRecord], rest: float = 0.0, under_way:
     shares |= {key: seconds / total for key, seconds in parts.items() if own[key]}
     shares["host"] = max(0.0, 1.0 - sum(shares.values()))
     output = length(merged([*models, *own["postprocess"]])) - length(models)
-    either = max(0.0, output - parts["postprocess"]) / total
-    return Served("request", total / len(requests), shares, either)
+    ambiguous = max(0.0, output - parts["postprocess"]) / total
+    return Served("request", total / len(requests), shares, ambiguous)
 
 
 def parts_of(request: RequestRecord) -> dict[str, Span]:

@@ -63,7 +63,7 @@ _PRIOR = 2.0
 _LEAST_LOOKS = 10
 
 
-class WaitingIn(msgspec.Struct, frozen=True):
+class WindowWaits(msgspec.Struct, frozen=True):
     """Of one window: its part of all time, the share of it in which the thread waited, and its stacks."""
 
     part: float
@@ -87,7 +87,7 @@ class ThreadLooks(msgspec.Struct, frozen=True):
     running: float | None
     waits: Mapping[WaitKind, float]
     asked: int = 0
-    windows: tuple[WaitingIn, ...] = ()
+    windows: tuple[WindowWaits, ...] = ()
 
 
 def looks_of(
@@ -123,7 +123,7 @@ def looks_of(
         waits=waits if met else {"other": waiting},
         asked=round(total / at_once),
         windows=tuple(
-            WaitingIn(moments / total, 1.0 - sum(state.on_core * state.asked for state in own) / moments, stacks)
+            WindowWaits(moments / total, 1.0 - sum(state.on_core * state.asked for state in own) / moments, stacks)
             for own, stacks in known
             if (moments := sum(state.asked for state in own))
         ),
@@ -233,9 +233,10 @@ def _waits_of_groups(
                 waits[key][_WAIT_OF.get(works[key], "wait")] = mass / open_groups[key]
         return waits
     left = _left(looks.waits, known)
-    whole_left, most_left = sum(left.values()), _most_waiting(open_groups, groups, looks.windows)
-    if most_left is not None and whole_left > most_left:
-        left = {kind: share * most_left / whole_left for kind, share in left.items()}
+    if looks.windows and len(open_groups) < len(groups):
+        whole_left, most_left = sum(left.values()), _most_waiting(open_groups, groups, looks.windows)
+        if whole_left > most_left:
+            left = {kind: share * most_left / whole_left for kind, share in left.items()}
     room = dict(open_groups)
     no_arrays = [key for key in open_groups if works[key] not in COMPUTES]
     # A poll does not say of what: where a library works with a service or files, it is of these.
@@ -329,14 +330,12 @@ def _running_of_open(
     return min(1.0, sum(looks.cpu.values()) / looks.cpu_asked / mass) if looked else 1.0
 
 
-def _most_waiting(open_groups: Collection[Key], groups: Groups[Key], windows: Sequence[WaitingIn]) -> float | None:
-    """The largest share of all time that the open groups can have waited; None without windows.
+def _most_waiting(open_groups: Collection[Key], groups: Groups[Key], windows: Sequence[WindowWaits]) -> float:
+    """The largest share of all time that the open groups can have waited.
 
     A thread that waits through a window does so in the stacks of that window. This keeps its waits away from lines that
     ran in other windows, also where the library does not tell that its own calls wait, as those that start processes.
     """
-    if not windows:
-        return None
     of_open = {seen for key in open_groups for seen in groups[key]}
     known = {seen for stacks in groups.values() for seen in stacks}
     most = 0.0

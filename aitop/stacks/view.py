@@ -193,9 +193,8 @@ def _merged_view(
     windows = [read.window for read in reads]
     digests, looks, states_in = _as_told(reads)
     states = [state for own in states_in for state in own]
-    states_of: dict[tuple[int, str], list[ThreadState]] = defaultdict(list)
-    for state in states:
-        states_of[state.pid, state.thread].append(state)
+    states_of = _by_thread(states)
+    states_of_windows = [_by_thread(own) for own in states_in]
     merged = summed(digests)
     if not merged:
         return None
@@ -217,8 +216,8 @@ def _merged_view(
             steps = StepFunctions(stacks.items(), flows, callers.get(keys[0].pid, ()))
             groups = _groups(stacks, steps, collecting)
             of_threads = [(look, _together(keys, digest)) for look, digest in of_process]  # noqa: B023
-            names = {(key.pid, key.thread) for key in keys}
-            own_states = ([state for state in own if (state.pid, state.thread) in names] for own in states_in)
+            names = dict.fromkeys((key.pid, key.thread) for key in keys)
+            own_states = ([state for name in names for state in own.get(name, ())] for own in states_of_windows)
             by_window = [_together(keys, digest) for digest in digests]
             looked = looks_of(of_threads, zip(own_states, by_window, strict=True), at_once)
             parts = parts_of_groups(groups, looked, {group: group.state for group in groups})
@@ -275,6 +274,14 @@ def _as_told(reads: Sequence[_Read]) -> tuple[list[Digest], list[tuple[Look, Dig
         digests = [_moved(digest, moved) for digest in digests]
         looks = [(look, _moved(digest, moved)) for look, digest in looks]
     return digests, looks, states
+
+
+def _by_thread(states: Iterable[ThreadState]) -> dict[tuple[int, str], list[ThreadState]]:
+    """The states by pid and name of the thread."""
+    by_thread: dict[tuple[int, str], list[ThreadState]] = defaultdict(list)
+    for state in states:
+        by_thread[state.pid, state.thread].append(state)
+    return by_thread
 
 
 def _renamed(state: ThreadState, taken_as: TakenAs) -> ThreadState:

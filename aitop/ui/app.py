@@ -151,8 +151,8 @@ class AitopApp(App[ResultType]):
     def on_resize(self, event: Resize) -> None:
         # On a resize a terminal moves or drops text, so what we remember of its cells is no longer true.
         self._cells.forget()
-        # Where a second resize interrupts Textual's handler of the first, the older size arrives last (4 % of drags of
-        # seven sizes): have the size read again.
+        # Where a second resize interrupts Textual's handler of the first, the older size arrives last (4 % of storms
+        # of seven sizes in a millisecond): have the size read again.
         if not self.is_headless and (event.size.width, event.size.height) != shutil.get_terminal_size():
             signal.raise_signal(signal.SIGWINCH)
 

@@ -292,8 +292,8 @@ def _of_held(serving: Serving, held: float, snapshot: Snapshot) -> Explanation:
     if timers:
         at = short_place(timers[0])
         evidence.append(f"a thread sleeps at {at}: what it passes on waits until it wakes")
-        wait = "waits for the next item (queue.get) instead of time.sleep"
-        fixes.insert(0, fix(f"if requests or answers pass through the thread that sleeps at {at}, a call that {wait}"))
+        passing = f"if requests or answers pass through the thread that sleeps at {at}"
+        fixes.insert(0, fix(f"{passing}: let it wait for the next one (queue.get) instead of sleeping"))
     return Explanation(
         subtype="held",
         share=held,
