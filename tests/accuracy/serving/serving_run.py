@@ -50,7 +50,8 @@ class Server:
     """A server in a session of its own, from its first answer on. As a context it ends with the block.
 
     `command` has {port} where the port goes. `quota` is the part of a core that its control group gives it, None for
-    no limit. `model_pid` is the process in which the model runs, as the server's script has printed it; vLLM's engine.
+    no limit. `model_pid` is the process in which the model runs: as the server's script has printed it, or vLLM's
+    worker or engine.
     """
 
     def __init__(
@@ -124,8 +125,10 @@ class Server:
     @property
     def model_pid(self) -> int:
         printed = MODEL.findall(self.output())
-        engines = [each.pid for each in self.tree() if "EngineCore" in " ".join(each.cmdline()[:1])]
-        return int(printed[-1]) if printed else next(iter(engines), self.pid)
+        titles = [(each.pid, " ".join(each.cmdline()[:1])) for each in self.tree()]
+        # Where vLLM's engine has workers, the model runs in them.
+        running = [pid for part in ("VLLM::Worker", "EngineCore") for pid, title in titles if part in title]
+        return int(printed[-1]) if printed else next(iter(running), self.pid)
 
     def tree(self) -> list[psutil.Process]:
         """The server's processes."""
