@@ -1,5 +1,7 @@
 """compute-bound: a step that computes all the time, and what of it need not be computed."""
 
+import random
+
 import msgspec
 import pytest
 from judgements import fired
@@ -23,12 +25,12 @@ from aitop.model.snapshot import Phases
 from aitop.model.steps import PaddingInfo
 
 
-def decoding(length, until=400, samples=2):
-    """Calls of a decoder that are given `length(number)` tokens a sequence; the hook looks at every 17th of them."""
+def decoding(length, until=400, samples=2, every=17):
+    """Calls of a decoder that are given `length(number)` tokens a sequence; the hook looks at every `every`th."""
     made, seen = [], None
     for number in range(until):
         tokens = samples * length(number)
-        seen = tokens if number % 17 == 0 else seen
+        seen = tokens if number % every == 0 else seen
         seconds = 0.001 + 0.00005 * tokens
         made.append(step(number, seconds, forward=0.9 * seconds, samples=samples, tokens=seen))
     return made
@@ -126,7 +128,36 @@ def test_sequences_that_take_turns_compute_their_prefixes_again(turns):
     made = decoding(lambda number: lengths[number % turns] + number // turns % 60)
     verdict = fired(compute_bound(answering(made)))
     assert verdict.subtype == "prefix" and verdict.speedup is not None
-    assert f"({turns} take turns)" in verdict.evidence[0]
+    assert f"({turns} are made at once)" in verdict.evidence[0]
+
+
+def test_sequences_that_come_and_go_and_take_no_turns_compute_their_prefixes_again():
+    """One to three texts are made at once; which of them gets its next token is chance."""
+    chance, texts, lengths = random.Random(3), [[50, 90]], []
+    for _ in range(400):
+        if len(texts) < 3 and chance.random() < 0.05:
+            begin = chance.randrange(20, 200)
+            texts.append([begin, begin + chance.randrange(20, 60)])
+        text = chance.choice(texts)
+        lengths.append(text[0])
+        text[0] += 1
+        if text[0] > text[1] and len(texts) > 1:
+            texts.remove(text)
+    verdict = fired(compute_bound(answering(decoding(lambda number: lengths[number], every=1))))
+    assert verdict.subtype == "prefix" and verdict.speedup is not None
+    assert "(3 are made at once)" in verdict.evidence[0]
+
+
+def test_short_texts_of_any_length_are_no_prefix():
+    """Among eight texts of 4 to 12 tokens there is nearly always one with a token less than the next one."""
+    chance = random.Random(4)
+    verdict = fired(compute_bound(answering(decoding(lambda number: chance.randrange(4, 13), every=1))))
+    assert (verdict.subtype, verdict.severity) == (None, "info")
+
+
+def test_texts_in_order_of_their_length_are_no_prefix():
+    verdict = fired(compute_bound(answering(decoding(lambda number: 20 + number // 3, every=1))))
+    assert (verdict.subtype, verdict.severity) == (None, "info")
 
 
 def test_lengths_that_hardly_differ_tell_where_calls_follow_them_closely():
