@@ -70,7 +70,7 @@ def judged(name, tier):
         ("cache_trimmed_in_loop", 3, "host-bound/event-loop", SORTS),
         ("cache_trimmed_in_loop", 2, "host-bound/event-loop", SORTS),
         ("lock_held_while_asking", 3, "host-io-stall/None", FETCHES),
-        ("lock_held_while_asking", 2, "queue-bound/None", LOCKED),
+        ("lock_held_while_asking", 2, "host-io-stall/None", FETCHES),
         ("penalty_token_by_token", 3, "preprocessing-bound/None", "if logits[token] > 0:"),
         ("penalty_token_by_token", 2, "host-bound/None", "if logits[token] > 0:"),
         ("lock_of_a_background_thread", 3, "latency-tail/own-lock", "with self._lock:"),
@@ -96,10 +96,9 @@ def test_who_asks_a_service_with_a_lock_is_told_to_let_go_of_it(tier):
     by_id = {verdict.id: verdict for verdict in judged("lock_held_while_asking", tier)}
     assert by_id["queue-bound"].where[0].text.strip() == LOCKED
     assert by_id["queue-bound"].fixes[0].text.startswith("ask the service before")
-    if tier == 3:
-        let_go, *_ = by_id["host-io-stall"].fixes
-        assert "let go of what the others wait for at scoring.py:49" in let_go.text
-        assert let_go.speedup == pytest.approx(5.1, rel=0.25)
+    let_go, *_ = by_id["host-io-stall"].fixes
+    assert "let go of what the others wait for at scoring.py:49" in let_go.text
+    assert let_go.speedup == pytest.approx(5.1, rel=0.25)
 
 
 def test_the_thread_that_holds_the_lock_of_the_slowest_requests_is_told():

@@ -18,7 +18,6 @@ from aitop.diagnosis.evidence import (
     HOST,
     NO_LINES,
     Lines,
-    blocks_loop,
     by_window,
     each_unit,
     lines_of,
@@ -160,7 +159,8 @@ def _own_code(snapshot: Snapshot) -> Lines:
     """The lines on which the stepping thread makes the next batch itself: host code before the model's call.
 
     In inference only waiting for data counts here: computing the model's input, as by reading a file that is cached, is
-    preprocessing-bound, and blocking an event loop is host-bound.
+    preprocessing-bound. What a request's handler waits for is host-io-stall, or host-bound if it blocks an event loop:
+    no worker can fetch it before the request is there.
     """
     if snapshot.kind == "unknown":
         return NO_LINES
@@ -175,7 +175,7 @@ def _own_code(snapshot: Snapshot) -> Lines:
     )
     if snapshot.kind == "training":
         return before
-    own = [entry for entry in before.entries if not blocks_loop(entry)]
+    own = [entry for entry in before.entries if entry.handler is None]
     waiting = lines_of(entry for entry in own if entry.activity == "wait-disk")
     reading = lines_of(entry for entry in own if entry.activity == "wait-disk" or producers.reads(entry))
     return reading if producers.mostly_waits(reading) else waiting

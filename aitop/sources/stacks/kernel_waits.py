@@ -21,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_int
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Literal, NamedTuple
+from itertools import zip_longest
+from typing import Literal, NamedTuple, TypeVar
 
 from aitop.model.stacks import ThreadState, WaitKind
 from aitop.sources import procfs
@@ -42,6 +43,7 @@ DescriptorType = Literal["file", "internet", "local", "pipe", "event", "timer", 
 _Rule = WaitKind | Literal["futex", "descriptor", "poll", "select", "epoll"]
 
 _Seen = WaitKind | Literal["running"]
+_Item = TypeVar("_Item")
 
 _WAITS: dict[DescriptorType, WaitKind] = {
     "file": "disk",
@@ -299,12 +301,18 @@ def _state(pid: int, name: str, main: bool, threads: Sequence[_Thread], native: 
     )
 
 
+def _by_turns(*lists: Sequence[_Item]) -> list[_Item]:
+    """The first of each list, then the second of each, and so on."""
+    return [one for row in zip_longest(*lists) for one in row if one is not None]
+
+
 class KernelWaits:
     """Looks at threads of the sampled processes while a window is taken.
 
-    It looks at the main thread of each process, and at as many others of the first process as there is room for: those
-    that py-spy knows, the busy ones first, the others in turn. While the main thread of the first process waits for a
-    lock, it also looks at a few of its native threads. `begin`, `look` and `end` must be called from one thread.
+    It looks at the main thread of each process, and at as many others as there is room for: of the first process some
+    in any case, then of the others in turn. Of a process it takes those that py-spy knows: by turns a busy one, and one
+    of the others that was looked at longest ago. While the main thread of the first process waits for a lock, it also
+    looks at a few of its native threads. `begin`, `look` and `end` must be called from one thread.
     """
 
     def __init__(self, machine: str | None = None) -> None:
@@ -316,16 +324,17 @@ class KernelWaits:
         # that ran at that moment.
         self._beside: Counter[frozenset[int]] = Counter()
         self._window = 0
-        # Of the first process: its pid; the ids that py-spy gave its threads; by thread, the last window that looked at
-        # it and the share of those looks that found it running.
         self._first: int | None = None
-        self._known: frozenset[str] | None = None
+        # By process, the ids that py-spy gave its threads. By thread, the last window that looked at it, and the share
+        # of those looks that found it running.
+        self._known: dict[int, frozenset[str]] = {}
         self._last: dict[int, tuple[int, float]] = {}
-        # At the start of the last window: the ids that py-spy may have for its threads, and by thread that py-spy does
-        # not know, the seconds that it had run.
+        # Of the first process, at the start of the last window: the ids that py-spy may have for its threads, and by
+        # thread that py-spy does not know, the seconds that it had run.
         self._there: frozenset[str] = frozenset()
         self._ran: dict[int, float] = {}
-        self._boxed = False
+        # By process, whether it is in a pid namespace of its own.
+        self._boxed: dict[int, bool] = {}
         self._interpreters: dict[int, tuple[range, ...]] = {}
         self._programs: dict[int, int | None] = {}
 
@@ -336,18 +345,17 @@ class KernelWaits:
         self._native = []
         self._beside.clear()
         if list(pids[:1]) != [self._first]:
-            self._first, self._known = pids[0] if pids else None, None
-            self._last, self._ran = {}, {}
-            self._boxed = self._first is not None and procfs.inner_pid(self._first) != self._first
+            self._first, self._ran = pids[0] if pids else None, {}
+        self._boxed = {pid: procfs.inner_pid(pid) != pid for pid in pids}
         # An exec draws new addresses.
         before, self._programs = self._programs, {pid: procfs.main_stack(pid) for pid in pids}
         same = {pid for pid, stack in self._programs.items() if stack == before.get(pid)}
+        self._known = {pid: known for pid, known in self._known.items() if pid in same}
         self._interpreters = {pid: data for pid, data in self._interpreters.items() if data and pid in same}
         files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
         if self._first is not None:
-            room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
-            self._threads += [_Thread(self._first, number, files[self._first]) for number in self._others(room)]
+            self._threads += [_Thread(pid, number, files[pid]) for pid, number in self._others(pids)]
             self._native = [_Thread(self._first, number, files[self._first]) for number in self._busiest_native()]
         for thread in self._threads:
             thread.began = thread.read_counts()
@@ -400,14 +408,17 @@ class KernelWaits:
 
     def states(self, names: Mapping[int, Mapping[str, str]]) -> tuple[ThreadState, ...]:
         """What was seen since `begin`. `names` has by pid, then by py-spy's id, the names of all but main threads."""
-        if self._first is not None and self._first in names:
-            self._known = frozenset(names[self._first])
+        self._known |= {pid: frozenset(known) for pid, known in names.items()}
         native = self._waits_for_native()
         alike: dict[tuple[int, str, bool], list[_Thread]] = {}
         for thread in self._threads:
             main = thread.number == thread.pid
             known = names.get(thread.pid, {})
-            name = MAIN_NAME if main else next((known[one] for one in self._ids(thread.number) if one in known), None)
+            name = (
+                MAIN_NAME
+                if main
+                else next((known[one] for one in self._ids(thread.pid, thread.number) if one in known), None)
+            )
             if not name or not thread.seen:
                 continue
             if not main:
@@ -423,46 +434,64 @@ class KernelWaits:
 
         0 where these cannot be told from Python's: before Python 3.11 py-spy does not know the kernel's thread ids.
         """
-        if self._known is None or not self._known <= self._there:
+        known = self._known.get(self._first) if self._first is not None else None
+        if self._first is None or known is None or not known <= self._there:
             return 0
-        return sum(count for at_work, count in self._beside.items() if not all(map(self._knows, at_work)))
+        first = self._first
+        return sum(
+            count
+            for at_work, count in self._beside.items()
+            if not all(self._knows(first, number) for number in at_work)
+        )
 
-    def _knows(self, number: int) -> bool:
-        """Whether py-spy has seen the interpreter run this thread of the first process."""
-        return not (self._known or frozenset()).isdisjoint(self._ids(number))
+    def _knows(self, pid: int, number: int) -> bool:
+        """Whether py-spy has seen the interpreter run this thread."""
+        return not self._known.get(pid, frozenset()).isdisjoint(self._ids(pid, number))
 
     def _busiest_native(self) -> list[int]:
         """The threads of the first process that ran longest since the last window, of those that py-spy does not know.
 
         Before py-spy has seen any, Python's threads may be among them; `states` tells these apart.
         """
-        numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if n != self._first][-MOST_COUNTED:]
-        self._there = frozenset(name for number in numbers for name in self._ids(number))
+        if self._first is None:
+            return []
+        first = self._first
+        numbers = [n for n in procfs.numbered(f"{procfs.PROC}/{first}/task") if n != first][-MOST_COUNTED:]
+        self._there = frozenset(name for number in numbers for name in self._ids(first, number))
         watched = {thread.number for thread in self._threads}
         ran: dict[int, float] = {}
         for number in numbers:
-            if number not in watched and not self._knows(number):
-                times = procfs.parse_schedstat(procfs.read(f"{procfs.PROC}/{self._first}/task/{number}/schedstat"))
+            if number not in watched and not self._knows(first, number):
+                times = procfs.parse_schedstat(procfs.read(f"{procfs.PROC}/{first}/task/{number}/schedstat"))
                 ran[number] = times[0] if times is not None else 0.0
         busiest = sorted(ran, key=lambda number: self._ran.get(number, 0.0) - ran[number])
         self._ran = ran
         return busiest[:MOST_NATIVE]
 
-    def _others(self, room: int) -> list[int]:
-        """At most `room` threads of the first process, without the main one: busy ones first, the others in turn."""
-        numbers = [number for number in procfs.numbered(f"{procfs.PROC}/{self._first}/task") if number != self._first]
-        self._last = {number: self._last[number] for number in numbers if number in self._last}
-        if self._known is None:
-            # The newest first: pools of native threads are mostly made early, when libraries are loaded.
-            return numbers[::-1][:room]
-        numbers = [number for number in numbers if self._knows(number)]
-        numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
-        busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY][: max(1, room - 2)]
-        return (busy + [number for number in numbers if number not in busy])[:room]
+    def _others(self, pids: Sequence[int]) -> list[tuple[int, int]]:
+        """Threads to look at besides the main ones, each with its process."""
+        room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
+        ordered = [[(pid, number) for number in self._in_order(pid)] for pid in pids]
+        self._last = {number: self._last[number] for each in ordered for _, number in each if number in self._last}
+        of_first, others = ordered[0] if ordered else [], ordered[1:]
+        begin = self._window % len(others) if others else 0
+        in_turn = _by_turns(*others[begin:], *others[:begin], of_first[LEAST_OTHERS:])
+        return [*of_first[:LEAST_OTHERS], *in_turn][:room]
 
-    def _ids(self, number: int) -> tuple[str, ...]:
-        """The ids that py-spy may have for a thread of the first process: here, and in its own pid namespace."""
-        return (str(number), str(procfs.inner_pid(number))) if self._boxed else (str(number),)
+    def _in_order(self, pid: int) -> list[int]:
+        """The threads of a process without the main one, the first to look at in front."""
+        numbers = [number for number in procfs.numbered(f"{procfs.PROC}/{pid}/task") if number != pid]
+        if pid not in self._known:
+            # The newest first: pools of native threads are mostly made early, when libraries are loaded.
+            return numbers[::-1] if pid == self._first else []
+        numbers = [number for number in numbers if self._knows(pid, number)]
+        numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
+        busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY]
+        return _by_turns(busy, [number for number in numbers if number not in busy])
+
+    def _ids(self, pid: int, number: int) -> tuple[str, ...]:
+        """The ids that py-spy may have for a thread: here, and in its own pid namespace."""
+        return (str(number), str(procfs.inner_pid(number))) if self._boxed.get(pid) else (str(number),)
 
     def _kind_of(self, thread: _Thread, line: bytes | None) -> _Seen:
         """What the thread does; `line` is its syscall file, None if unreadable. Raises OSError if it has ended."""
