@@ -35,13 +35,14 @@ State = Literal[
 # others; "eager" calls operations of a compiler's library (JAX) one by one, outside of any compiled function;
 # "trace" is a compiler that calls the user's function to see what it does; "anomaly" is torch's anomaly
 # detection, which writes down the Python stack of each operation; "recompute" is activation checkpointing, which runs
-# parts of a forward pass again in the backward pass. "hand-over" pickles, copies and unpickles what one
-# process sends to another, and waits for it.
+# parts of a forward pass again in the backward pass. "weights" builds a model and fills its weights. "hand-over"
+# pickles, copies and unpickles what one process sends to another, and waits for it.
 Work = Literal[
     "tensor", "eager", "array", "decode", "tokenize", "collate", "pin", "copy", "file", "network", "database", "log",
-    "save", "read", "trace", "anomaly", "recompute", "hand-over",
+    "save", "read", "trace", "anomaly", "recompute", "weights",
+    "hand-over",
 ]  # fmt: skip
-COMPUTES: tuple[Work, ...] = ("tensor", "eager", "array")
+COMPUTES: tuple[Work, ...] = ("tensor", "eager", "array", "weights")
 
 
 class Meaning(NamedTuple):
@@ -97,6 +98,8 @@ TABLE: tuple[Row, ...] = (
          state="compile"),
     _row(r"/torch/(?:export|onnx)/", r"export|_export", state="compile"),
     # torch: the model, its gradients, its update
+    _row(r"/torch/nn/init\.py$", work="weights"),
+    _row(r"/torch/nn/modules/", r"__init__|reset_parameters|load_state_dict", work="weights"),
     _row(r"/torch/nn/modules/module\.py$", r"_call_impl|_wrapped_call_impl", phase="forward", work="tensor"),
     _row(r"/torch/nn/modules/module\.py$", r"to|cuda|cpu|_apply", work="copy"),
     _row(r"/torch/nn/functional\.py$", phase="forward", work="tensor"),
@@ -133,6 +136,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/transformers/trainer\.py$", r"_prepare_inputs?", phase="transfer"),
     _row(r"/transformers/", r"save_pretrained|save_model|_save_checkpoint|_save", phase="save"),
     _row(r"/transformers/(?:.*/)?tokenization_?\w*\.py$", work="tokenize"),
+    _row(r"/transformers/(?:modeling_utils|models/auto/auto_factory)\.py$", r"from_pretrained|from_config|_from_config",
+         work="weights"),
     _row(r"/transformers/(?:.*/)?(?:image_processing|feature_extraction|image_transforms)\w*\.py$", work="decode"),
     _row(r"/lightning.*/(?:evaluation|prediction)_(?:epoch_)?loop\.py$", phase="evaluation"),
     _row(r"/lightning.*/(?:fetchers|combined_loader)\.py$", phase="data_wait"),

@@ -12,6 +12,7 @@ from aitop.diagnosis.evidence import (
     lead_ledger,
     loader_size,
     main_lines,
+    of_unit,
     others_cores,
     producer_entries,
     server_idle_share,
@@ -158,6 +159,7 @@ def _of_own_threads(snapshot: Snapshot, crowd: CoreDemand) -> Explanation:
     share = min(
         waits * own / (own + crowd.making + crowd.others) if own else 0.0, host_limit(snapshot, in_phases=True), 0.95
     )
+    of_each, at_leisure = of_unit(snapshot, share)
     waiting = crowd.delay > 0.15
     evidence = [
         f"{crowd.everyone} threads want {crowd.wanted:.1f} cores, and {crowd.usable:g} are there",
@@ -170,14 +172,18 @@ def _of_own_threads(snapshot: Snapshot, crowd: CoreDemand) -> Explanation:
         evidence.append(f"torch is set to {threads} threads, as on a machine with so many cores")
     if crowd.others > 0.25 * crowd.usable:
         evidence.append(f"processes outside of this run use {crowd.others:.1f} cores")
+    if at_leisure:
+        evidence.append(at_leisure)
     return Explanation(
         share=share,
+        saved=of_each,
+        level=of_each,
         signals=(waiting, crowd.wanted > 2 * crowd.usable),
         doubtful=host_unproven(snapshot, in_phases=True),
         most_sure=SURE,
         title=f"{crowd.everyone} threads compete for {crowd.usable:g} cores",
         evidence=evidence,
-        fixes=_fixes(snapshot, crowd, share),
+        fixes=_fixes(snapshot, crowd, of_each),
     )
 
 

@@ -27,6 +27,7 @@ from aitop.model.verdict import Fix
 # From this share on, most of a request's time is spent making its input: users feel that, however few requests come.
 MOSTLY = 0.5
 WORTH_IT = 1.05
+DOING = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating", "weights": "building a model"}
 
 
 @rule(
@@ -61,12 +62,12 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         return None
     share = min(lines.share, host_limit(snapshot))
     of_request, at_leisure = of_unit(snapshot, share)
-    saved = of_request * within_first(lines)
     work = _most_work(lines)
-    doing = {"decode": "decoding", "tokenize": "tokenising", "collate": "collating"}.get(work, "computing")
-    made = (
-        f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make the {_made(lines)}, most of them: {doing}"
-    )
+    # A model that is kept saves all that building it takes, not only its heaviest line.
+    built = lines.part(lambda entry: entry.work == "weights") if work == "weights" else 0.0
+    saved = of_request * max(within_first(lines), built)
+    doing = DOING.get(work, "computing")
+    made = f"{percent(lines.share)} of {samples_of(snapshot)} stack samples make {_made(lines)}, most of them: {doing}"
     unit = "each request" if at_leisure else each_unit(snapshot)
     evidence = [f"{made} in {place_of(lines.where[0])}"]
     if snapshot.phases.forward is not None:
@@ -79,7 +80,7 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
         saved=saved,
         signals=(bool(records(snapshot)), True, of_request >= MOSTLY),
         doubtful=host_unproven(snapshot),
-        title=f"{percent(of_request)} of {unit} is spent making the model's {_made(lines)}",
+        title=f"{percent(of_request)} of {unit} is spent making {_made(lines)}",
         lines=lines,
         evidence=evidence,
         fixes=_fixes(snapshot, of_request, saved, lines, work),
@@ -87,7 +88,13 @@ def judge(snapshot: Snapshot) -> Explanation | str | None:
 
 
 def _made(lines: Lines) -> str:
-    """Whether it is the model's input or output, by the heaviest line."""
+    """What is made, by most of the work and by the heaviest line: a model, or the model's input or output."""
+    if _most_work(lines) == "weights":
+        return "a model anew"
+    return f"the model's {_side(lines)}"
+
+
+def _side(lines: Lines) -> str:
     return "output" if lines.lines[0].phase == "postprocess" else "input"
 
 
@@ -102,14 +109,15 @@ def _fixes(snapshot: Snapshot, share: float, saved: float, lines: Lines, work: s
     cheaper = {
         "tokenize": f"tokenise at {place} with a compiled tokenizer, several texts per call, or cache repeated ones",
         "decode": f"make decoding in {place} cheaper: a faster decoder, a binary format, the size that the model needs",
+        "weights": f"build and load the model of {place} once, and keep it for all requests",
     }.get(work, f"make {place} cheaper: vectorise it, cache results that repeat, or do it once beforehand")
     loading = Loading(wait=share, free_cores=free_cores(snapshot))
     processes = loading.best_workers()
     ahead = loading.with_workers(processes)
     fixes = [fix(cheaper, saved)]
     # What is made between two passes of the model, its next pass waits for.
-    if ahead.speedup > WORTH_IT and lines.lines[0].position != "within":
-        what = "outputs" if _made(lines) == "output" else "inputs ahead"
+    if ahead.speedup > WORTH_IT and lines.lines[0].position != "within" and work != "weights":
+        what = "outputs" if _side(lines) == "output" else "inputs ahead"
         makers = plural(processes, "process", "processes")
         fixes.append(fix(f"make {what} in {makers} of their own while the model runs", ahead))
     return fixes

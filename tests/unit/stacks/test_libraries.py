@@ -23,6 +23,9 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("torch/export/__init__.py export", None, "compile", None),
         # torch: the model, its gradients, its update
         ("torch/nn/modules/module.py Module.to", None, None, "copy"),
+        ("torch/nn/modules/sparse.py Embedding.__init__", None, None, "weights"),
+        ("torch/nn/modules/module.py Module.load_state_dict", None, None, "weights"),
+        ("torch/nn/init.py normal_", None, None, "weights"),
         ("torch/nn/functional.py cross_entropy", "forward", None, "tensor"),
         ("torch/autograd/__init__.py grad", "backward", None, "tensor"),
         ("torch/optim/optimizer.py Optimizer.state_dict", "outside", None, None),
@@ -38,6 +41,8 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("transformers/trainer.py Trainer._prepare_inputs", "transfer", None, None),
         ("transformers/modeling_utils.py PreTrainedModel.save_pretrained", "save", None, None),
         ("transformers/models/bert/tokenization_bert.py _tokenize", None, None, "tokenize"),
+        ("transformers/modeling_utils.py PreTrainedModel.from_pretrained", None, None, "weights"),
+        ("transformers/models/auto/tokenization_auto.py AutoTokenizer.from_pretrained", None, None, "tokenize"),
         ("transformers/models/vit/image_processing_vit.py preprocess", None, None, "decode"),
         ("lightning/pytorch/loops/fetchers.py _PrefetchDataFetcher.__next__", "data_wait", None, None),
         # reinforcement learning

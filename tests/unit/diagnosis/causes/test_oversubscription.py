@@ -139,6 +139,20 @@ def test_a_quota_that_runs_out():
     assert "quota" in verdict.title and verdict.share == pytest.approx(0.4)
 
 
+def test_what_a_server_at_leisure_loses_is_a_part_of_its_requests():
+    """Four processes with eight threads each rest 70 % of the time; a request takes 1.67 times as long as it need."""
+    crowd = crowded(wanting=32, wanted=4.0, delay=0.12)
+    lines = [
+        line("worker", 0.7, number=34, activity="wait-queue", text="jobs.get()"),
+        line("worker", 0.3, number=39, phase="forward", activity="native"),
+    ]
+    seen = snapshot(lines=lines, kind="inference", host=crowd.host, series=crowd.series)
+    verdict = fired(oversubscription.judge(seen))
+    assert verdict.share == pytest.approx(0.12)
+    assert verdict.speedup == pytest.approx(1.0 / (1.0 - 0.12 / 0.3), rel=0.05)
+    assert verdict.severity != "info" and "they get faster, not more" in verdict.evidence[-1]
+
+
 @pytest.mark.parametrize(
     ("wanting", "handler", "crowds"),
     [(11, "thread", False), (21, "thread", True), (11, "event-loop", True)],
