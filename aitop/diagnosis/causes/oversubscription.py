@@ -244,6 +244,8 @@ def _of_others(snapshot: Snapshot, crowd: CoreDemand) -> Explanation | None:
     working = " in which it has something to do" if crowd.kept_waiting > crowd.delay else ""
     return Explanation(
         severity="info",
+        share=min(crowd.delay, 0.99),
+        gains=False,
         level=crowd.kept_waiting,
         confidence=0.6,
         title=f"other programs use {crowd.others:.1f} of {crowd.usable:g} cores: this run waits for them",

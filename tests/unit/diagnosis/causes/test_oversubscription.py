@@ -121,7 +121,7 @@ def test_workers_that_take_turns_with_the_step_are_none_too_many():
 
 def test_the_load_of_others_is_said_and_is_no_fault_of_the_run():
     verdict = fired(oversubscription.judge(crowded(wanting=2, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
-    assert (verdict.severity, verdict.share, verdict.speedup) == ("info", None, None)
+    assert (verdict.severity, verdict.share, verdict.speedup) == ("info", 0.5, None)
     assert "other programs use 1.0 of 2 cores" in verdict.title
     assert "stray" in verdict.fixes[0].text
     many = fired(oversubscription.judge(crowded(wanting=3, wanted=1.8, delay=0.5, busy=(1.0, 1.0))))
