@@ -31,6 +31,8 @@ from aitop.sources.stacks.speedscope import MAIN_NAME
 SECONDS_BETWEEN_LOOKS = 0.05
 # A look costs some 60 µs for waking up and 20 µs for each thread: 3 ms a second for four threads.
 MOST_THREADS = 8
+# What is known of this many processes is kept while others are looked at.
+MOST_PROCESSES = 64
 # Threads of the first process that are always read besides its main thread, however many processes there are.
 LEAST_OTHERS = 3
 BUSY = 0.05
@@ -325,10 +327,10 @@ class KernelWaits:
         self._beside: Counter[frozenset[int]] = Counter()
         self._window = 0
         self._first: int | None = None
-        # By process, the ids that py-spy gave its threads. By thread, the last window that looked at it, and the share
-        # of those looks that found it running.
+        # By process, the ids that py-spy gave its threads; and by thread of it, the last window that looked at it, and
+        # the share of those looks that found it running.
         self._known: dict[int, frozenset[str]] = {}
-        self._last: dict[int, tuple[int, float]] = {}
+        self._last: dict[int, dict[int, tuple[int, float]]] = {}
         # Of the first process, at the start of the last window: the ids that py-spy may have for its threads, and by
         # thread that py-spy does not know, the seconds that it had run.
         self._there: frozenset[str] = frozenset()
@@ -348,9 +350,13 @@ class KernelWaits:
             self._first, self._ran = pids[0] if pids else None, {}
         self._boxed = {pid: procfs.inner_pid(pid) != pid for pid in pids}
         # An exec draws new addresses.
-        before, self._programs = self._programs, {pid: procfs.main_stack(pid) for pid in pids}
-        same = {pid for pid, stack in self._programs.items() if stack == before.get(pid)}
+        stacks = {pid: procfs.main_stack(pid) for pid in pids}
+        same = {pid for pid, stack in self._programs.items() if stack == stacks.get(pid, stack)}
+        self._programs = {pid: stack for pid, stack in self._programs.items() if pid not in stacks} | stacks
+        self._programs = dict(list(self._programs.items())[-MOST_PROCESSES:])
+        same.intersection_update(self._programs)
         self._known = {pid: known for pid, known in self._known.items() if pid in same}
+        self._last = {pid: last for pid, last in self._last.items() if pid in same}
         self._interpreters = {pid: data for pid, data in self._interpreters.items() if data and pid in same}
         files = {pid: Descriptors(pid, self._interpreters) for pid in pids}
         self._threads = [_Thread(pid, pid, files[pid]) for pid in pids]
@@ -414,15 +420,13 @@ class KernelWaits:
         for thread in self._threads:
             main = thread.number == thread.pid
             known = names.get(thread.pid, {})
-            name = (
-                MAIN_NAME
-                if main
-                else next((known[one] for one in self._ids(thread.pid, thread.number) if one in known), None)
-            )
+            ids = self._ids(thread.pid, thread.number)
+            name = MAIN_NAME if main else next((known[one] for one in ids if one in known), None)
             if not name or not thread.seen:
                 continue
             if not main:
-                self._last[thread.number] = self._window, thread.seen["running"] / thread.seen.total()
+                running = thread.seen["running"] / thread.seen.total()
+                self._last.setdefault(thread.pid, {})[thread.number] = self._window, running
             alike.setdefault((thread.pid, name, main), []).append(thread)
         return tuple(
             _state(pid, name, main, threads, native if main and pid == self._first else 0)
@@ -472,7 +476,6 @@ class KernelWaits:
         """Threads to look at besides the main ones, each with its process."""
         room = max(LEAST_OTHERS, MOST_THREADS - len(pids))
         ordered = [[(pid, number) for number in self._in_order(pid)] for pid in pids]
-        self._last = {number: self._last[number] for each in ordered for _, number in each if number in self._last}
         of_first, others = ordered[0] if ordered else [], ordered[1:]
         begin = self._window % len(others) if others else 0
         in_turn = _by_turns(*others[begin:], *others[:begin], of_first[LEAST_OTHERS:])
@@ -485,8 +488,10 @@ class KernelWaits:
             # The newest first: pools of native threads are mostly made early, when libraries are loaded.
             return numbers[::-1] if pid == self._first else []
         numbers = [number for number in numbers if self._knows(pid, number)]
-        numbers.sort(key=lambda number: self._last.get(number, (0, 1.0))[0])
-        busy = [number for number in numbers if self._last.get(number, (0, 1.0))[1] >= BUSY]
+        last = self._last.get(pid, {})
+        last = self._last[pid] = {number: last.get(number, (0, 1.0)) for number in numbers}
+        numbers.sort(key=lambda number: last[number][0])
+        busy = [number for number in numbers if last[number][1] >= BUSY]
         return _by_turns(busy, [number for number in numbers if number not in busy])
 
     def _ids(self, pid: int, number: int) -> tuple[str, ...]:

@@ -378,7 +378,8 @@ def test_of_many_threads_the_busy_ones_are_always_looked_at_and_the_others_in_tu
     assert all(f"t{PID + 20}" in names for names in seen[first:])
 
 
-def test_threads_of_every_process_are_looked_at(thread: Thread) -> None:
+@pytest.mark.parametrize("in_turn", [False, True], ids=["in every window", "the others in turn"])
+def test_threads_of_every_process_are_looked_at(thread: Thread, in_turn: bool) -> None:
     """A server whose processes each answer in threads; what those of the second one wait for counts as well."""
     pids = [PID, PID + 100, PID + 200]
     names = {pid: {str(pid + number): f"t{number}" for number in range(1, 7)} for pid in pids}
@@ -388,11 +389,12 @@ def test_threads_of_every_process_are_looked_at(thread: Thread) -> None:
             thread(pid + number, line(202), pid=pid)
     kernel = KernelWaits("x86_64")
     seen: list[tuple[int, str]] = []
-    for _ in range(8):
-        kernel.begin(pids)
+    for number in range(12):
+        sampled = [PID, pids[1 + number % 2]] if in_turn else pids
+        kernel.begin(sampled)
         kernel.look()
         kernel.end()
-        window = [(state.pid, state.thread) for state in kernel.states(names)]
+        window = [(state.pid, state.thread) for state in kernel.states({pid: names[pid] for pid in sampled})]
         assert len(window) <= 8
         seen += window
     assert set(seen) == {(pid, name) for pid in pids for name in ("MainThread", *names[pid].values())}
