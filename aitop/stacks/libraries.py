@@ -195,6 +195,8 @@ TABLE: tuple[Row, ...] = (
     _row(r"/site-packages/ray/_private/worker\.py$", r"main_loop", state="wait-queue", rests=True),
     _row(r"/site-packages/ray/serve/_private/replica\.py$", r"_run_user_code_event_loop", state="wait-queue",
          handler="event-loop"),
+    # greenlets: the hub waits for whatever goes on first
+    _row(r"/site-packages/(?:gevent/hub|eventlet/hubs/\w+)\.py$", r"run|wait", state="wait-queue", rests=True),
     # what calls a handler: event loops and pools of threads
     _row(r"/anyio/_backends/_asyncio\.py$", r"run", handler="thread"),
     _row(r"/(?:flask/app|werkzeug/serving|gunicorn/workers/\w+)\.py$",

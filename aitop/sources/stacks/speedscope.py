@@ -11,8 +11,12 @@ MOST_BYTES = 50_000_000
 MOST_DEPTH = 400
 MOST_LINES = 10_000_000
 MAIN_NAME = "MainThread"
+# An outermost frame of a smaller part of the samples than this is more likely one of a stack that was read half.
+LEAST_OF_GREENLETS = 0.02
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# A function and its file.
+_Place = tuple[str, "str | None"]
 _PROFILE = re.compile(r'(?:Process \d+ )?Thread (?P<id>\S+) "(?P<name>.*)"', re.DOTALL)
 
 
@@ -123,15 +127,21 @@ def _main(
 
 
 def _whole(stacks: Counter[tuple[int, ...]], frames: list[RawFrame]) -> Counter[tuple[int, ...]]:
-    """The samples that reach the thread's usual outermost frame, which never changes in a main thread."""
-    roots: Counter[tuple[str, str | None]] = Counter()
+    """The samples that reach an outermost frame of the thread: the usual one, or that of a greenlet.
+
+    A stack without its outer frames begins with a function that other stacks have further in.
+    """
+    roots: Counter[_Place] = Counter()
     for stack, count in stacks.items():
         roots[_place(frames[stack[0]])] += count
     if not roots:
         return stacks
-    root = max(roots, key=lambda place: (place[0] in ("<module>", "_run_module_as_main"), roots[place]))
-    return Counter({stack: count for stack, count in stacks.items() if _place(frames[stack[0]]) == root})
+    usual = max(roots, key=lambda place: (place[0] in ("<module>", "_run_module_as_main"), roots[place]))
+    further_in = {_place(frames[index]) for stack in stacks for index in stack[1:]}
+    least = LEAST_OF_GREENLETS * roots.total()
+    outermost = {place for place, count in roots.items() if count >= least and place not in further_in} | {usual}
+    return Counter({stack: count for stack, count in stacks.items() if _place(frames[stack[0]]) in outermost})
 
 
-def _place(frame: RawFrame) -> tuple[str, str | None]:
+def _place(frame: RawFrame) -> _Place:
     return frame.name, frame.file

@@ -21,6 +21,9 @@ from aitop.stacks.libraries import TABLE, Meaning, meaning
         ("torch/_inductor/graph.py run", None, "compile", None),
         ("torch/jit/_trace.py _trace_impl", None, "compile", None),
         ("torch/export/__init__.py export", None, "compile", None),
+        # greenlets
+        ("gevent/hub.py Hub.run", None, "wait-queue", None),
+        ("eventlet/hubs/hub.py BaseHub.run", None, "wait-queue", None),
         # torch: the model, its gradients, its update
         ("torch/nn/modules/module.py Module.to", None, None, "copy"),
         ("torch/nn/modules/sparse.py Embedding.__init__", None, None, "weights"),

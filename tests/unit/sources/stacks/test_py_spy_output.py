@@ -51,6 +51,13 @@ def speedscope(*profiles: tuple[str, list[list[int]]], frames: int = 3) -> bytes
     ).encode()
 
 
+def test_a_main_thread_with_greenlets_has_several_outermost_frames():
+    """As gevent's workers: f0 is the hub, f1 begins each request, and f2 is called by it; alone, it was read half."""
+    hub, request, half, once = [[0]] * 60, [[1, 2, 3], [1, 2]] * 15, [[2, 3]] * 9, [[4]]
+    _, threads = parse(speedscope(('Thread 7 "MainThread"', hub + request + half + once), frames=5), frozenset({"7"}))
+    assert main_of(threads).stacks == Counter({(0,): 60, (1, 2, 3): 15, (1, 2): 15})
+
+
 @pytest.mark.parametrize(
     ("whole", "half"),
     [
