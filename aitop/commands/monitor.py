@@ -12,7 +12,7 @@ from aitop.commands.options import add_record_option, add_screen_options, add_wa
 from aitop.errors import AitopError, NoTargetError, WrongUsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aitop.engine.live import LiveFeed
     from aitop.engine.recorder import Recorder
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from aitop.model.snapshot import Target
     from aitop.sources.prometheus.fleet import FleetReader
 
+# Lines of a source file that is shown whole.
 LONGEST_FILE = 100_000
-"""Of a source file that is shown whole, in lines."""
+# How many of the jobs here are named where they cannot be chosen from a list, and characters of each one's command.
+MOST_NAMED, MOST_OF_COMMAND = 5, 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the screen for the processes named, or for the one picked from a list."""
-    check_terminal("`aitop diagnose --pid PID` writes a report without one")
+    check_terminal("`aitop diagnose --pid PID` writes a report without one", tuple if args.pid else find)
     from aitop.sources.host.target import look
 
     pids = args.pid or pick_pids(args.settings)
@@ -121,11 +123,22 @@ def find() -> list[Candidate]:
     return list(candidates(gpu_users=device_users()))
 
 
-def check_terminal(instead: str) -> None:
-    """Where there is no terminal to draw on, raise a WrongUsageError that says what to do `instead`."""
+def _shortened(command: str) -> str:
+    return command if len(command) <= MOST_OF_COMMAND else f"{command[:MOST_OF_COMMAND]}…"
+
+
+def check_terminal(instead: str, jobs: Callable[[], Sequence[Candidate]] = tuple) -> None:
+    """Where there is no terminal to draw on, raise a WrongUsageError that says what to do `instead`.
+
+    It names the `jobs`, from which the screen would have let the user choose.
+    """
     # The screen is drawn through stderr; stdout counts too, as a pipe has no use for what a picker chose.
     streams = (sys.stdin, sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):
-        raise WrongUsageError(f"the screen needs a terminal, and input, output or stderr is not one: {instead}")
-    if os.environ.get("TERM") == "dumb":
-        raise WrongUsageError(f"this terminal (TERM=dumb) cannot show the screen: {instead}")
+        problem = "the screen needs a terminal, and input, output or stderr is not one"
+    elif os.environ.get("TERM") == "dumb":
+        problem = "this terminal (TERM=dumb) cannot show the screen"
+    else:
+        return
+    named = [f"{job.pid} ({_shortened(job.command)})" for job in jobs()[:MOST_NAMED]]
+    raise WrongUsageError(f"{problem}: {instead}" + (f"; found here: {', '.join(named)}" if named else ""))

@@ -24,6 +24,7 @@ from aitop.errors import (
     UnreadableRecordingError,
     WrongUsageError,
 )
+from aitop.model.job import Candidate
 from aitop.model.snapshot import Target
 
 
@@ -194,3 +195,15 @@ def test_without_a_terminal_the_screen_says_what_to_do_instead(arguments, monkey
     assert out == ""
     assert "needs a terminal" in err
     assert err.count("\n") == 1
+
+
+def test_without_a_terminal_the_jobs_that_could_be_chosen_are_named(monkeypatch, capsys):
+    command = "python train.py " + "--flag " * 20
+    job = Candidate(pid=4242, user="ada", command=command, framework="torch", ranks=1, workers=0, age=9.0)
+    monkeypatch.setattr(monitor, "find", lambda: [job] * 9)
+    with open(os.devnull) as no_terminal:
+        monkeypatch.setattr(sys, "stdin", no_terminal)
+        assert cli.run([]) == 2
+    err = capsys.readouterr().err
+    assert "`aitop diagnose --pid PID`" in err and err.count("4242 (python train.py --flag") == 5
+    assert len(err) < 600 and err.count("\n") == 1
