@@ -302,9 +302,15 @@ def test_a_front_made_of_pythons_own_server_is_found_and_measured(kind, start, w
             "gunicorn",
             "worker",
         ),
+        pytest.param(
+            "-m gunicorn plain_front:application -k gevent --workers 2 --bind 127.0.0.1:{port} --chdir SERVERS",
+            "gunicorn",
+            "worker",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("SERVERS/plain_front.py {port} forked", "http.server", "API server", marks=pytest.mark.slow),
     ],
-    ids=["gunicorn", "http.server"],
+    ids=["gunicorn", "gevent", "http.server"],
 )
 def test_requests_of_forked_workers_are_those_of_one_server(command, engine, part, watched):
     pytest.importorskip(engine)

@@ -7,6 +7,7 @@ import http.client
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ import aitop.hook
 from aitop.hook import session as session_module
 from aitop.hook.measures.serving import names
 from aitop.hook.measures.serving.batching import Batching
-from aitop.hook.measures.serving.http import transport_socket, wrap_in_loop
+from aitop.hook.measures.serving.http import Http, transport_socket, wrap_in_loop
 from aitop.hook.measures.serving.requests import Request, Requests, current
 from aitop.protocol.events import REQUEST
 from aitop.protocol.training import TRAINING_ENDS_AFTER_NS
@@ -168,6 +169,20 @@ def test_the_cpu_time_of_the_thread_that_works_on_a_request_is_no_time_in_which_
     assert [record.cpu is not None for record in records] == known
     assert all(record.seconds >= 0.065 - A_TICK / 2 for record in records)
     assert all(0.03 <= record.cpu < 0.045 for record in records if record.cpu is not None)
+
+
+def test_requests_that_greenlets_of_one_thread_answer_at_once_have_no_cpu_time_of_their_own(watched):
+    """A greenlet has its own context, and hands the thread to the next one while its request waits."""
+    measure = next(measure for measure in watched.session.measures if isinstance(measure, Http))
+    one, other = socket.socketpair()
+    with closing(one), closing(other):
+        for number in (2, 1):
+            greenlets = [copy_context() for _ in range(number)]
+            begun = [each.run(measure.begin_in_thread, one) for each in greenlets]
+            for each, request in zip(greenlets, begun, strict=True):
+                each.run(measure.end_in_thread, request)
+    assert [record.cpu is None for record in served(watched).requests] == [True, True, False]
+    assert measure.at_work == {}
 
 
 def test_a_web_server_that_never_steps_loads_their_measure_at_once(unhooked):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...session import Session
 
 BODY = "http.response.body"
-_ident = _thread.get_ident
+_ident, _thread_id = _thread.get_ident, _thread.get_native_id
 
 
 class Http(Server):
@@ -50,6 +50,8 @@ class Http(Server):
         self.queued: dict[int, Request] = {}
         # The thread that runs the event loop, by the kernel's thread id.
         self.loop_thread = 0
+        # The requests that each thread works on, by the kernel's thread id: more than one only where it has greenlets.
+        self.at_work: dict[int, list[Request]] = {}
         # How many requests the event loop has taken up.
         self.taken_up = 0
         self.loop, self.threads = Loop(self.ticks.length), Threads(self.ticks.length)
@@ -147,6 +149,10 @@ class Http(Server):
         if request is not None:
             request.begin()
             current.set(request)
+            others = self.at_work.setdefault(request.worker, [])
+            for other in others:
+                other.shared = request.shared = True
+            others.append(request)
         return request
 
     def streams(self, request: Request) -> None:
@@ -178,6 +184,12 @@ class Http(Server):
         """
         ended = now = now_ns()
         try:
+            thread = _thread_id()
+            others = self.at_work.get(thread, [])
+            if request in others:
+                others.remove(request)
+                if not others:
+                    del self.at_work[thread]
             ticks_ns, tick_ns = ticks_since(request.socket, SENT_AT), self.ticks.length
             sent = now - (ticks_ns + self.ticks.since(now) - tick_ns // 2)
             if ticks_ns > tick_ns and sent > max(request.began, request.model_ended):
@@ -201,8 +213,9 @@ class Http(Server):
             return
         try:
             self.under_way.discard(request)
-            if request.worker == self.loop_thread and (request.beside or self.taken_up > request.number):
-                # While it awaited something, the loop may have worked on others: how long on which is not known.
+            awaited = request.worker == self.loop_thread and (request.beside or self.taken_up > request.number)
+            if awaited or request.shared:
+                # While it awaited something, its thread may have worked on others: how long on which is not known.
                 request.ran = NOT_MEASURED
             if self.requests.watched():
                 self.requests.answered(request, now)
@@ -527,7 +540,7 @@ def wrap_call(original: Callable[..., Any], http: Http, socket_of: Callable[...,
 
 
 def gunicorn_socket(worker: Any, first: Any, second: Any, *rest: Any) -> Any:
-    """Return the socket: a SyncWorker's method gets `(listener, req, client, addr)`, a ThreadWorker's `(req, conn)`."""
+    """Return the socket: a ThreadWorker's method gets `(req, conn)`, others' get `(listener, req, client, addr)`."""
     return rest[0] if rest else second.sock
 
 

@@ -81,6 +81,8 @@ TABLE: dict[str, dict[str, str]] = {
     "gunicorn": {
         "gunicorn.workers.sync:SyncWorker": "handle_request",
         "gunicorn.workers.gthread:ThreadWorker": "handle_request",
+        # of gevent's and eventlet's workers
+        "gunicorn.workers.base_async:AsyncWorker": "handle_request",
     },
     # Python 3.10 to 3.14; werkzeug 3.1.9 (Flask's own server) builds on the first class, Django's server on the second
     "http": {

@@ -55,6 +55,7 @@ class Request:
     connection      file descriptor of its socket if an event loop took it up, else -1
     number          which one it is of those that an event loop took up, from 1
     beside          others were under way in the event loop when it took this one up
+    shared          the thread that began it has greenlets, one of which worked on another request meanwhile
     streams         its answer had begun before the model computed for it
     socket          its connection's socket while a thread works on it, else None
     tokens, prompt_tokens, preempted    tokens generated, tokens of the prompt, preemptions; -1: not known
@@ -66,7 +67,7 @@ class Request:
         self.first = self.first_chunk = self.chunks = self.between = 0
         self.connection = -1
         self.number = 0
-        self.streams = self.beside = False
+        self.streams = self.beside = self.shared = False
         self.worker, self.ran = 0, NOT_MEASURED
         self.socket: Any = None
         self.tokens = self.prompt_tokens = self.preempted = NOT_MEASURED
